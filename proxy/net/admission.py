@@ -1,0 +1,60 @@
+"""Permits: the right to hold one client connection, counted once for all listeners that share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Permit:
+    """One held permit. Whoever holds the connection releases it; a second release does nothing."""
+
+    __slots__ = ("_permits",)
+
+    def __init__(self, permits: Permits) -> None:
+        self._permits: Permits | None = permits
+
+    def release(self) -> None:
+        """Give the permit back (idempotent)."""
+        permits = self._permits
+        if permits is not None:
+            self._permits = None
+            permits._give_back()
+
+
+class Permits:
+    """At most ``limit`` permits are held at any time.
+
+    ``cells`` and ``index`` name a shared counter that always shows how many are held.
+    """
+
+    __slots__ = ("_cells", "_index", "_waiting", "held", "limit")
+
+    def __init__(self, limit: int, cells: memoryview | None = None, index: int = 0) -> None:
+        self.limit = limit
+        self.held = 0
+        self._cells = cells
+        self._index = index
+        self._waiting: list[Callable[[], None]] = []
+
+    def try_acquire(self) -> Permit | None:
+        """A permit, or None when all are held."""
+        if self.held >= self.limit:
+            return None
+        self.held += 1
+        if self._cells is not None:
+            self._cells[self._index] = self.held
+        return Permit(self)
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` once, as soon as a permit is free. All that wait are woken: the one that is woken alone may
+        have lost its client meanwhile, and the others would stay asleep beside a free permit."""
+        self._waiting.append(wake)
+
+    def _give_back(self) -> None:
+        self.held -= 1
+        if self._cells is not None:
+            self._cells[self._index] = self.held
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for wake in waiting:
+                wake()
