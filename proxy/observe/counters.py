@@ -1,0 +1,162 @@
+"""Counters in memory that every process sees: one page a slot, one 8-byte cell a number.
+
+The memory is an anonymous shared mapping made before the fork. A cell has one writer, the process that holds the slot
+(``cells[REQUESTS] += 1``), and any number of readers; an aligned 8-byte store is never seen half done, so there is no
+lock. The numbers live as long as the master: a worker that dies takes nothing with it, and the next one in its slot
+counts on from there.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+Cells = memoryview
+"""A slot's page: ``memoryview`` with format ``Q``, writable, indexed by the constants below."""
+
+# One name a cell, in index order. Totals only grow; gauges (GAUGES below) say what holds now.
+NAMES: tuple[str, ...] = (
+    "pid",
+    "ready",
+    "heartbeat_ms",
+    "descriptors_open",
+    "descriptors_limit",
+    "connections_accepted",
+    "connections_open",
+    "permits",
+    "redirect_open",
+    "handshakes_ok",
+    "handshakes_failed",
+    "handshakes_timed_out",
+    "requests",
+    "requests_active",
+    "responses_1xx",
+    "responses_2xx",
+    "responses_3xx",
+    "responses_4xx",
+    "responses_5xx",
+    "bad_requests",
+    "misdirected",
+    "underscore_fields_dropped",
+    "timeouts_header",
+    "timeouts_idle",
+    "timeouts_body",
+    "timeouts_write",
+    "timeouts_upstream",
+    "timeouts_tunnel",
+    "upstream_open",
+    "upstream_idle",
+    "upstream_connects",
+    "upstream_connect_failures",
+    "upstream_reused",
+    "upstream_retries",
+    "upstream_queued",
+    "upstream_queue_timeouts",
+    "upstream_ejected",
+    "accept_errors",
+    "accept_pauses",
+    "tunnels_open",
+    "bytes_from_clients",
+    "bytes_to_clients",
+    "access_lines",
+    "access_lines_dropped",
+    "events_reported",
+    "events_unsent",
+)
+
+PID = 0
+READY = 1
+HEARTBEAT_MS = 2
+DESCRIPTORS_OPEN = 3
+DESCRIPTORS_LIMIT = 4
+CONNECTIONS_ACCEPTED = 5
+CONNECTIONS_OPEN = 6
+PERMITS = 7
+REDIRECT_OPEN = 8
+HANDSHAKES_OK = 9
+HANDSHAKES_FAILED = 10
+HANDSHAKES_TIMED_OUT = 11
+REQUESTS = 12
+REQUESTS_ACTIVE = 13
+RESPONSES_1XX = 14
+RESPONSES_2XX = 15
+RESPONSES_3XX = 16
+RESPONSES_4XX = 17
+RESPONSES_5XX = 18
+BAD_REQUESTS = 19
+MISDIRECTED = 20
+UNDERSCORE_FIELDS_DROPPED = 21
+TIMEOUTS_HEADER = 22
+TIMEOUTS_IDLE = 23
+TIMEOUTS_BODY = 24
+TIMEOUTS_WRITE = 25
+TIMEOUTS_UPSTREAM = 26
+TIMEOUTS_TUNNEL = 27
+UPSTREAM_OPEN = 28
+UPSTREAM_IDLE = 29
+UPSTREAM_CONNECTS = 30
+UPSTREAM_CONNECT_FAILURES = 31
+UPSTREAM_REUSED = 32
+UPSTREAM_RETRIES = 33
+UPSTREAM_QUEUED = 34
+UPSTREAM_QUEUE_TIMEOUTS = 35
+UPSTREAM_EJECTED = 36
+ACCEPT_ERRORS = 37
+ACCEPT_PAUSES = 38
+TUNNELS_OPEN = 39
+BYTES_FROM_CLIENTS = 40
+BYTES_TO_CLIENTS = 41
+ACCESS_LINES = 42
+ACCESS_LINES_DROPPED = 43
+EVENTS_REPORTED = 44
+EVENTS_UNSENT = 45
+
+GAUGES: tuple[int, ...] = (
+    PID,
+    READY,
+    HEARTBEAT_MS,
+    DESCRIPTORS_OPEN,
+    DESCRIPTORS_LIMIT,
+    CONNECTIONS_OPEN,
+    PERMITS,
+    REDIRECT_OPEN,
+    REQUESTS_ACTIVE,
+    UPSTREAM_OPEN,
+    UPSTREAM_IDLE,
+    UPSTREAM_QUEUED,
+    TUNNELS_OPEN,
+    EVENTS_UNSENT,
+)
+"""What a dead process no longer has: open things, its pid, its heartbeat."""
+
+CELL_BYTES = 8
+PAGE_BYTES = mmap.PAGESIZE
+"""A page of its own for each slot: two workers never write to one cache line."""
+
+
+def private_cells() -> Cells:
+    """A page that no other process sees, for a process without a slot. All cells 0."""
+    return memoryview(bytearray(len(NAMES) * CELL_BYTES)).cast("Q")
+
+
+class CounterBook:
+    """The shared memory: made by the master before it forks, inherited by every child."""
+
+    def __init__(self, slots: int) -> None:
+        """Map ``slots`` pages (at least 1), all cells 0. OSError when the memory is not to be had."""
+        self.slots = slots
+        self._pages = tuple(mmap.mmap(-1, PAGE_BYTES, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) for _ in range(slots))
+        self._cells: tuple[Cells, ...] = tuple(memoryview(page).cast("Q") for page in self._pages)
+
+    def page(self, slot: int) -> Cells:
+        """The cells of ``slot`` (0 .. slots-1): writable, the same memory in every process."""
+        return self._cells[slot]
+
+    def total(self, index: int) -> int:
+        """The sum of one cell over all slots."""
+        return sum(cells[index] for cells in self._cells)
+
+    def clear_gauges(self, slot: int) -> None:
+        """Set what a dead process held to 0; the totals stay. Only for a slot whose process has been reaped."""
+        cells = self._cells[slot]
+        for index in GAUGES:
+            cells[index] = 0
