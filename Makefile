@@ -1,0 +1,44 @@
+# make run    set up and start the demo: https://localhost:8443
+# make test   everything that CI checks
+# make lint   style, types, import layers, generated references
+# make bench  this proxy beside nginx, HAProxy and Caddy (minutes; not part of make test)
+# make lock   the locks anew from pyproject.toml (with Python 3.11, the oldest that is supported)
+# make clean  what the others made
+.DEFAULT_GOAL := run
+.PHONY: run test lint bench lock clean setup-runtime setup-dev setup-test
+
+BIN := .venv/bin
+
+run: setup-runtime
+	@exec $(BIN)/reverse-proxy demo
+
+setup-runtime setup-dev setup-test:
+	@.ci/setup $(@:setup-%=%)
+
+lint: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m proxy.config.reference --check
+
+# PYTEST_ARGS narrows: make test PYTEST_ARGS="-k websocket"
+test: setup-test lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: setup-dev
+	$(BIN)/python -m tests.bench
+
+COMPILE := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --allow-unsafe --generate-hashes --strip-extras \
+	--no-emit-index-url --no-emit-find-links --no-emit-options $(LOCK_ARGS)
+
+# LOCK_ARGS=--upgrade takes the newest releases; without it only what pyproject.toml demands changes.
+lock: setup-dev
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "make lock: needs a .venv of Python 3.11")'
+	$(COMPILE) --only-build-deps --build-deps-for wheel --build-deps-for editable -o requirements/build.txt pyproject.toml
+	$(COMPILE) -o requirements/runtime.txt pyproject.toml
+	$(COMPILE) --extra dev -c requirements/build.txt -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
