@@ -1,0 +1,151 @@
+"""What concerns more than one table: duplicates, addresses taken twice, sites that lead nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.config.address import Address, parse_address
+from proxy.config.effective import effective_listeners, effective_redirect_addresses
+from proxy.config.refusal import shown
+from proxy.config.schema import AUTO, Settings, Site
+
+Loc = tuple[str | int, ...]
+
+_HINT_REDIRECT: Final = (
+    "the redirect listens on port 80 by default: set its addresses, or enabled = false in [redirect]"
+)
+_HINT_HEALTH: Final = "set another address in [health], or enabled = false"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is not acceptable, and where."""
+
+    loc: Loc
+    found: str
+    wanted: str
+    hint: str = ""
+    other: Loc | None = None
+    """Where the other half of a contradiction is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    loc: Loc
+    role: str
+    address: Address
+    hint: str
+
+
+def conflicts(settings: Settings) -> Iterator[Problem]:
+    """Yield what is wrong between the tables of ``settings``, whose values are each acceptable alone."""
+    yield from _shares(settings)
+    yield from _addresses(settings)
+    yield from _hosts(settings)
+    for index, site in enumerate(settings.sites):
+        yield from _site(("sites", index), site)
+
+
+def _shares(settings: Settings) -> Iterator[Problem]:
+    for key in ("max_connections", "max_upstream_connections"):
+        value = getattr(settings, key)
+        if value is not None and value != AUTO and value < settings.workers:
+            yield Problem(
+                (key,),
+                str(value),
+                f"at least {settings.workers}, the number of workers",
+                "each worker needs a share of at least 1",
+                other=("workers",),
+            )
+
+
+def _addresses(settings: Settings) -> Iterator[Problem]:
+    seen: list[_Use] = []
+    for use in _uses(settings):
+        clash = next((other for other in seen if _clash(use, other)), None)
+        if clash is not None:
+            covers = "" if clash.address == use.address else f", which {clash.address} overlaps"
+            yield Problem(
+                use.loc,
+                f"{shown(str(use.address))}{covers}",
+                "each address in one place",
+                use.hint or clash.hint,
+                other=clash.loc,
+            )
+        seen.append(use)
+
+
+def _uses(settings: Settings) -> Iterator[_Use]:
+    for index, listener in enumerate(effective_listeners(settings)):
+        yield _Use(("listeners", index, "address"), "https", listener.address, "")
+    for index, redirect in enumerate(effective_redirect_addresses(settings)):
+        yield _Use(("redirect", "addresses", index), "redirect", redirect.address, _HINT_REDIRECT)
+    if settings.health.enabled:
+        yield _Use(("health", "address"), "health", parse_address(settings.health.address), _HINT_HEALTH)
+
+
+def _clash(one: _Use, other: _Use) -> bool:
+    if one.address == other.address:
+        return True
+    # Listeners of one role may share a port: the kernel prefers the more specific address.
+    return (
+        one.role != other.role
+        and one.address.family == other.address.family
+        and one.address.port == other.address.port
+        and (one.address.is_wildcard or other.address.is_wildcard)
+    )
+
+
+def _hosts(settings: Settings) -> Iterator[Problem]:
+    seen: dict[str, Loc] = {}
+    for index, site in enumerate(settings.sites):
+        for position, host in enumerate(site.hosts):
+            loc: Loc = ("sites", index, "hosts", position)
+            other = seen.setdefault(host, loc)
+            if other is not loc:
+                yield Problem(loc, shown(host), "each host once, in one site", other=other)
+
+
+def _site(loc: Loc, site: Site) -> Iterator[Problem]:
+    if not (site.upstreams or site.routes or site.redirects):
+        yield Problem(
+            loc,
+            f"the site of {shown(site.hosts[0])} without upstreams, routes and redirects",
+            "one of them",
+            'such as upstreams = ["http://127.0.0.1:3000"]',
+        )
+    yield from _backends((*loc, "upstreams"), site.upstreams)
+    paths: dict[str, Loc] = {}
+    named = {"routes": [route.path for route in site.routes], "redirects": [item.path for item in site.redirects]}
+    for key, entries in named.items():
+        for index, path in enumerate(entries):
+            path_loc: Loc = (*loc, key, index, "path")
+            other = paths.setdefault(path, path_loc)
+            if other is not path_loc:
+                yield Problem(
+                    path_loc,
+                    shown(path),
+                    "each path once among a site's routes and redirects",
+                    "a slash at the end makes no difference",
+                    other=other,
+                )
+    for index, route in enumerate(site.routes):
+        route_loc: Loc = (*loc, "routes", index)
+        yield from _backends((*route_loc, "upstreams"), route.upstreams)
+        if not (route.upstreams or site.upstreams):
+            yield Problem(
+                (*route_loc, "upstreams"),
+                f"none for the route {shown(route.path)}",
+                "upstreams in the route or in its site",
+            )
+
+
+def _backends(loc: Loc, upstreams: tuple[str, ...] | None) -> Iterator[Problem]:
+    seen: dict[str, Loc] = {}
+    for index, upstream in enumerate(upstreams or ()):
+        here: Loc = (*loc, index)
+        other = seen.setdefault(upstream, here)
+        if other is not here:
+            yield Problem(here, shown(upstream), "each upstream once", other=other)

@@ -1,0 +1,150 @@
+"""From pydantic's errors to the operator's language."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from proxy.config.checks import Problem
+from proxy.config.json_schema import Loc, header, node_at, tables, wanted
+from proxy.config.refusal import RefusedError, printable, shown
+
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+# pydantic marks the key of a mapping, as opposed to its value, by this last part.
+_KEY_MARK: Final = "[key]"
+_UNITS: Final = re.compile(r"([0-9]+)(?:\.0)? ?(ms|s|sec|secs|m|min|h|d|k|kb|kib|m|mb|mib|g|gb|gib)", re.IGNORECASE)
+
+
+def problems(error: ValidationError) -> Iterator[Problem]:
+    """Yield a ``Problem`` for each of pydantic's errors, in none of its words."""
+    for details in error.errors(include_url=False):
+        # pydantic also calls an array too short whose elements were all refused, each with its own error.
+        if details["type"] != "too_short" or not details["input"]:
+            yield _problem(details)
+
+
+def key_path(loc: Loc) -> str:
+    """Return a location as text: ``sites[0].hosts[1]``."""
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            key = part if _BARE_KEY.fullmatch(part) else shown(part)
+            text += f".{key}" if text else key
+    return text
+
+
+def rendered(problem: Problem, file: str, lines: Mapping[Loc, int], line: int | None) -> str:
+    """Return the one line of a problem: ``FILE:LINE: key.path: found X; wanted Y; hint``."""
+    where = printable(file) if line is None else f"{printable(file)}:{line}"
+    hint = problem.hint
+    if problem.other is not None:
+        other_line = lines.get(problem.other)
+        at = " (by default)" if other_line is None else f" (line {other_line})"
+        also = f"see {key_path(problem.other)}{at}"
+        hint = f"{also}; {hint}" if hint else also
+    key = f"{key_path(problem.loc)}: " if problem.loc else ""
+    if not problem.wanted:
+        return f"{where}: {key}{problem.found}"
+    return f"{where}: {key}" + "; ".join(
+        part for part in (f"found {problem.found}", f"wanted {problem.wanted}", hint) if part
+    )
+
+
+def _problem(details: ErrorDetails) -> Problem:
+    kind = details["type"]
+    loc: Loc = details["loc"]
+    if loc and loc[-1] == _KEY_MARK:
+        loc = loc[:-1]
+    value = details["input"]
+    if kind == "extra_forbidden":
+        return Problem(loc, _unknown_key(loc), "")
+    node = node_at(loc)
+    wants = "another value" if node is None else wanted(node)
+    if kind == "missing":
+        return Problem(loc, "nothing", wants, f"the key {shown(loc[-1])} is required")
+    cause = details.get("ctx", {}).get("error")
+    if isinstance(cause, RefusedError):
+        return Problem(loc, cause.found, cause.wanted, cause.hint)
+    if kind == "too_short":
+        return Problem(loc, "an empty array", wants, "leave the key out to have the default or the site's value")
+    # What stands in a header field may be a secret.
+    found = "a value that is no string" if loc[-2:-1] == ("set",) else shown(value)
+    return Problem(loc, found, wants, _hint(loc, node or {}, value))
+
+
+def _hint(loc: Loc, node: Mapping[str, Any], value: object) -> str:
+    kind = node.get("type")
+    if kind == "array" and isinstance(value, Mapping):
+        return f"write [[{'.'.join(str(part) for part in loc if isinstance(part, str))}]] with two brackets"
+    if kind == "array" and isinstance(value, str):
+        return f"write [{shown(value)}] with brackets"
+    if kind == "object" and isinstance(value, tuple):
+        return f"write [{'.'.join(str(part) for part in loc if isinstance(part, str))}] with single brackets"
+    if kind in ("integer", "number"):
+        return _number_hint(kind, value)
+    if kind == "boolean" and isinstance(value, str):
+        return "write true or false without quotes"
+    if kind == "string" and not isinstance(value, str | Mapping | tuple):
+        return "write the value in quotes"
+    if value == 0 and type(value) is int:
+        return "leave the key out to have the default"
+    return ""
+
+
+def _number_hint(kind: str, value: object) -> str:
+    if isinstance(value, str):
+        if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", value):
+            return f"write {value} without quotes"
+        if _UNITS.fullmatch(value):
+            return "write a plain number: the unit is in the key's name"
+    if isinstance(value, int | float) and value == 0 and not isinstance(value, bool):
+        return "0 does not switch it off; leave the key out to have the default"
+    if kind == "integer" and isinstance(value, float) and value.is_integer():
+        return f"write {int(value)}" if abs(value) < 1e15 else ""
+    return ""
+
+
+def _unknown_key(loc: Loc) -> str:
+    """Say that a key is unknown, what it might have been meant as, and where it would be valid."""
+    key = str(loc[-1])
+    parent = node_at(loc[:-1]) or {}
+    name = key if _BARE_KEY.fullmatch(key) else shown(key)
+    text = f"unknown key `{name}`"
+    elsewhere = [_place(path, is_array) for path, is_array, node in tables() if key in node["properties"]]
+    if elsewhere:
+        here = (
+            _place(".".join(part for part in loc[:-1] if isinstance(part, str)), isinstance(loc[-2], int))
+            if (len(loc) > 1)
+            else "the top level"
+        )
+        advice = f"it is not a key of {here}, but of {_listed(elsewhere)}"
+        if "the top level" in elsewhere:
+            advice += ": top-level keys stand before the first [table]"
+        return f"{text}: {advice}"
+    close = difflib.get_close_matches(key, parent.get("properties", ()), n=1)
+    if close:
+        return f"{text}: did you mean `{close[0]}`?"
+    far = {
+        candidate: _place(path, is_array)
+        for path, is_array, node in reversed(list(tables()))
+        for candidate in node["properties"]
+    }
+    distant = difflib.get_close_matches(key, far, n=1, cutoff=0.8)
+    if distant:
+        return f"{text}: did you mean `{distant[0]}` of {far[distant[0]]}?"
+    return f"{text}: the keys here are {', '.join(parent.get('properties', ()))}"
+
+
+def _place(path: str, is_array: bool) -> str:
+    return header(path, is_array) if path else "the top level"
+
+
+def _listed(places: list[str]) -> str:
+    return places[0] if len(places) == 1 else f"{', '.join(places[:-1])} or {places[-1]}"

@@ -1,0 +1,417 @@
+"""What the operator can say: frozen, typed, units in the names.
+
+Every field's ``description`` is the text of the reference (docs/configuration.md and the JSON Schema in deploy/),
+so it is written for operators. What concerns more than one table is in ``checks.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+
+from proxy.config.address import parse_address
+from proxy.config.names import (
+    check_field_name,
+    check_field_value,
+    check_protocol,
+    normalize_dns_name,
+    normalize_host,
+    normalize_network,
+)
+from proxy.config.paths import (
+    check_absolute_path,
+    check_log_path,
+    check_redirect_target,
+    check_socket_path,
+    normalize_route_path,
+    resolve_file,
+)
+from proxy.config.refusal import RefusedError, shown
+from proxy.config.upstream_address import parse_upstream
+
+AUTO: Final = "auto"
+MAX_CONNECTIONS_LIMIT: Final = 1_000_000
+_MAX_INT64: Final = 2**63 - 1
+
+
+def _connections(value: object) -> object:
+    if value == AUTO or (type(value) is int and 1 <= value <= MAX_CONNECTIONS_LIMIT):
+        return value
+    hint = "write the number without quotes" if isinstance(value, str) and value.isdigit() else ""
+    raise RefusedError(shown(value), f'an integer from 1 to {MAX_CONNECTIONS_LIMIT}, or "auto"', hint)
+
+
+def _file(text: str, info: ValidationInfo) -> str:
+    return resolve_file(text, (info.context or {}).get("base_dir"))
+
+
+# The titles name the types in the reference and in messages.
+Seconds = Annotated[float, Field(gt=0, le=604_800, allow_inf_nan=False, title="seconds")]
+"""A time in seconds, at most a week; 0 is not 'off' but an error."""
+Connections = Annotated[int, Field(ge=1, le=MAX_CONNECTIONS_LIMIT)]
+ListenAddress = Annotated[
+    str, AfterValidator(lambda text: str(parse_address(text))), Field(title="IP address and port")
+]
+Host = Annotated[str, AfterValidator(normalize_host), Field(title="host")]
+Upstream = Annotated[str, AfterValidator(lambda text: str(parse_upstream(text))), Field(title="upstream")]
+Network = Annotated[str, AfterValidator(normalize_network), Field(title="IP address or network")]
+FieldName = Annotated[str, AfterValidator(check_field_name), Field(title="field name")]
+FieldValue = Annotated[str, AfterValidator(check_field_value), Field(title="field value")]
+RoutePath = Annotated[str, AfterValidator(normalize_route_path), Field(title="URL path")]
+File = Annotated[str, AfterValidator(_file), Field(title="file")]
+
+
+class Model(BaseModel):
+    """Base of every table: immutable, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Certificate(Model):
+    """A certificate and its key, both PEM. Relative paths are taken from the configuration file's folder."""
+
+    chain: File = Field(
+        description="The certificate, followed by its intermediate certificates.",
+        examples=["/etc/reverse-proxy/tls/fullchain.pem"],
+    )
+    key: File = Field(
+        description="Its private key. An encrypted key is an error, never a prompt.",
+        examples=["/etc/reverse-proxy/tls/privkey.pem"],
+    )
+
+
+class Listener(Model):
+    """An address that serves HTTPS."""
+
+    address: ListenAddress = Field(
+        description="Where to listen. `[::]` takes IPv6 only; write a second listener for IPv4.",
+        examples=["0.0.0.0:443", "[::]:443"],
+    )
+    certificates: tuple[Certificate, ...] = Field(
+        (),
+        description=(
+            "Chosen by the server name that the client asks for; the first also serves clients that ask for none. "
+            "Without any, a self-signed certificate is made on the spot, and start and status say so."
+        ),
+    )
+    min_tls_version: Literal["1.2", "1.3"] = Field(
+        "1.2", description='The lowest TLS version accepted. "1.2" still serves every client of the last ten years.'
+    )
+
+
+class Redirect(Model):
+    """Plain HTTP that sends clients to HTTPS (308), to configured hosts only."""
+
+    enabled: bool = Field(True, description="`false`: nothing listens for plain HTTP.")
+    addresses: tuple[ListenAddress, ...] = Field(
+        ("0.0.0.0:80", "[::]:80"),
+        min_length=1,
+        description="Where to listen. The default IPv6 address is skipped with a warning where IPv6 is absent.",
+    )
+    max_connections: Connections = Field(
+        64,
+        description=(
+            "Connections at the same time, over all workers; not counted in the top-level `max_connections`. "
+            "Few, because a redirect is answered and closed at once."
+        ),
+    )
+    https_port: int | None = Field(
+        None,
+        ge=1,
+        le=65_535,
+        description=(
+            "The port that clients are sent to. Set it where it differs from the port listened on, as behind a port "
+            "mapping. Left out: the port of the first listener."
+        ),
+    )
+
+
+class Health(Model):
+    """Plain HTTP for load balancers and monitoring; keep it on an internal address."""
+
+    enabled: bool = Field(True, description="`false`: no health endpoint.")
+    address: ListenAddress = Field(
+        "127.0.0.1:9900", description="Where to listen. Loopback, since it has no access control."
+    )
+    max_connections: Connections = Field(32, description="Connections at the same time; a monitor needs one.")
+
+
+class Admin(Model):
+    """The socket that the command line talks to."""
+
+    socket: Annotated[str, AfterValidator(check_socket_path), Field(title="absolute path")] = Field(
+        "/run/reverse-proxy/admin.sock", description="Unix socket, at most 107 bytes long; only its owner may use it."
+    )
+    max_connections: Connections = Field(8, description="Connections at the same time; a command needs one.")
+
+
+class HeaderEdit(Model):
+    """Header fields to set and to remove. Fields of the connection and its framing, and Host, cannot be edited."""
+
+    set: dict[FieldName, FieldValue] = Field(
+        {},
+        description="Field names and values; a field of the same name that was there is replaced.",
+        examples=[{"X-Frame-Options": "DENY"}],
+    )
+    remove: tuple[FieldName, ...] = Field((), description="Names of fields to remove.", examples=[["Server"]])
+
+    @model_validator(mode="after")
+    def _each_name_once(self) -> HeaderEdit:
+        seen: dict[str, str] = {}
+        for name in (*self.set, *self.remove):
+            other = seen.setdefault(name.lower(), name)
+            if other is not name or (name in self.set and name in self.remove):
+                raise RefusedError(
+                    f"the field {shown(name)} twice",
+                    "each field name once in set and remove",
+                    "upper and lower case are alike",
+                )
+        return self
+
+
+class UpstreamTls(Model):
+    """How the certificate of an `https://` upstream is verified. Verification cannot be switched off."""
+
+    ca: File | None = Field(
+        None,
+        description="PEM file of the authorities to trust, instead of the system's. For a self-signed one, itself.",
+        examples=["/etc/reverse-proxy/tls/internal-ca.pem"],
+    )
+    server_name: Annotated[str, AfterValidator(lambda name: normalize_dns_name(name, name))] | None = Field(
+        None,
+        title="DNS name",
+        description="The name asked for and verified. Left out: the upstream's host.",
+        examples=["git.internal.example.org"],
+    )
+
+
+class PathRedirect(Model):
+    """A path of the site that is answered with a redirect."""
+
+    path: RoutePath = Field(
+        description="The path and everything below it; among routes and redirects the longest wins.", examples=["/old"]
+    )
+    to: Annotated[str, AfterValidator(check_redirect_target)] = Field(
+        title="URL",
+        description="Where to. `{uri}` stands for the whole path and query asked for, from the first slash on.",
+        examples=["https://www.example.org{uri}"],
+    )
+    status: Literal[301, 302, 303, 307, 308] = Field(
+        308, description="308 is permanent and keeps the method; 307 is its temporary sibling."
+    )
+
+
+class RouteOptions(Model):
+    """Keys that a site and each of its routes share; a route inherits what it does not say (None) from its site."""
+
+    upstreams: tuple[Upstream, ...] | None = Field(
+        None,
+        min_length=1,
+        description=(
+            '`"http://host:port"`, `"https://host:port"` (its certificate is verified) or `"unix:/path"`. '
+            "Names are resolved again every `resolve_interval_secs`, without a reload."
+        ),
+        examples=[["http://127.0.0.1:3000"]],
+    )
+    balance: Literal["round_robin", "least_connections"] | None = Field(
+        None, description="How one of several upstreams is chosen."
+    )
+    max_fails: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="After so many failures in a row an upstream is left out for `fail_timeout_secs`.",
+    )
+    fail_timeout_secs: Seconds | None = Field(None, description="How long a failed upstream is left out.")
+    upstream_tls: UpstreamTls | None = Field(None, description="For `https://` upstreams: see there.")
+    preserve_host: bool | None = Field(
+        None, description="`true`: the upstream sees the client's Host. `false`: it sees its own address."
+    )
+    request_headers: HeaderEdit | None = Field(
+        None, description="Edits of what the upstream gets. A route's table replaces its site's as a whole."
+    )
+    response_headers: HeaderEdit | None = Field(
+        None, description="Edits of what the client gets. A route's table replaces its site's as a whole."
+    )
+    max_request_body_bytes: int | None = Field(
+        None,
+        ge=1,
+        le=_MAX_INT64,
+        description="A longer request body is refused with 413. Left out: unlimited, because bodies are streamed.",
+    )
+    upgrade_protocols: tuple[Annotated[str, AfterValidator(check_protocol)], ...] | None = Field(
+        None, description="Protocols that a client may switch to; every other Upgrade is removed. `[]`: none."
+    )
+    upstream_connect_timeout_secs: Seconds | None = Field(None, description="As at the top level.")
+    upstream_response_timeout_secs: Seconds | None = Field(
+        None, description="As at the top level. Raise it where an upstream is silent for minutes before it answers."
+    )
+    tunnel_idle_timeout_secs: Seconds | None = Field(None, description="As at the top level.")
+    request_body_timeout_secs: Seconds | None = Field(None, description="As at the top level.")
+    write_timeout_secs: Seconds | None = Field(None, description="As at the top level.")
+
+
+INHERITED_DEFAULTS: Final[dict[str, Any]] = {
+    "balance": "round_robin",
+    "max_fails": 3,
+    "fail_timeout_secs": 10.0,
+    "preserve_host": True,
+    "upgrade_protocols": ("websocket",),
+}
+"""What holds where neither a route nor its site says anything; the timeouts come from the top level instead."""
+
+
+class Route(RouteOptions):
+    """A path of the site with options of its own; what it does not say it inherits from its site."""
+
+    path: RoutePath = Field(
+        description='The path and everything below it: "/api" matches /api, /api/x and /api?x, not /apix.',
+        examples=["/api"],
+    )
+
+
+class Site(RouteOptions):
+    """Host names and what is behind them."""
+
+    hosts: tuple[Host, ...] = Field(
+        min_length=1,
+        description='Exact names, `"*.example.org"` (one or more labels in its place) or `"*"` (any host).',
+        examples=[["git.example.org"]],
+    )
+    routes: tuple[Route, ...] = Field((), description="Paths with options of their own.")
+    redirects: tuple[PathRedirect, ...] = Field((), description="Paths that are answered with a redirect.")
+
+
+class AccessLog(Model):
+    """One line a request."""
+
+    path: Annotated[str, AfterValidator(lambda text: check_log_path(text, ("stdout", "stderr", "off")))] = Field(
+        "stdout", title="log", description='`"stdout"`, `"stderr"`, `"off"` or an absolute path.'
+    )
+    format: Literal["combined", "json"] = Field(
+        "combined",
+        description="`combined` adds to the well-known layout: host, duration, upstream time, request id, TLS version.",
+    )
+
+
+class EventLog(Model):
+    """What happens to the proxy itself. The number of lines is bounded; suppressed ones are counted, never lost."""
+
+    path: Annotated[str, AfterValidator(lambda text: check_log_path(text, ("stdout", "stderr")))] = Field(
+        "stderr", title="log", description='`"stdout"`, `"stderr"` or an absolute path.'
+    )
+    format: Literal["text", "json"] = Field("text", description="`text` is `key=value` pairs; one record is one line.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="The lowest level written.")
+    max_lines_per_minute: int = Field(
+        120, ge=10, le=1_000_000, description="Over all processes: no fault can fill a disk."
+    )
+
+
+class Settings(Model):
+    """The whole configuration file."""
+
+    max_connections: Annotated[Connections | Literal["auto"], BeforeValidator(_connections)] = Field(
+        1024,
+        description=(
+            "Client connections of the whole appliance, over all listeners and workers. The file descriptors that they "
+            'need are proven at start. `"auto"`: the most that the descriptor limit allows.'
+        ),
+    )
+    max_upstream_connections: Connections | None = Field(
+        None,
+        description=(
+            "Connections to upstreams, over all workers. Left out: as many as `max_connections`, so that no client "
+            "waits. A request that gets none waits up to `upstream_queue_timeout_secs`, then is answered 503."
+        ),
+    )
+    workers: int = Field(
+        1, ge=1, le=256, description="Processes that carry traffic; more than there are cores gain nothing."
+    )
+    tls_handshake_timeout_secs: Seconds = Field(
+        10,
+        description="A client that has not finished its handshake by then is closed; it holds a connection meanwhile.",
+    )
+    header_timeout_secs: Seconds = Field(10, description="Inactivity while a request's head arrives; answered 408.")
+    header_total_timeout_secs: Seconds = Field(
+        60, description="The head as a whole, against clients that send a byte now and then; answered 408."
+    )
+    connection_idle_timeout_secs: Seconds = Field(
+        60, description="A connection between two exchanges is closed after it."
+    )
+    request_body_timeout_secs: Seconds = Field(
+        30, description="Inactivity while a request's body arrives; answered 408."
+    )
+    write_timeout_secs: Seconds = Field(
+        30, description="Inactivity of a client that does not take its response; closed."
+    )
+    upstream_connect_timeout_secs: Seconds = Field(
+        5, description="Until an upstream has accepted, TLS included; then the next one is tried, or 504."
+    )
+    upstream_response_timeout_secs: Seconds = Field(
+        60, description="Inactivity of an upstream that owes a response, or the rest of one; 504 if none has begun."
+    )
+    upstream_queue_timeout_secs: Seconds = Field(
+        10, description="The wait for one of `max_upstream_connections`; then 503 with Retry-After."
+    )
+    upstream_idle_timeout_secs: Seconds = Field(
+        60,
+        description="An unused upstream connection is closed after it; stay below the upstream's own keep-alive time.",
+    )
+    tunnel_idle_timeout_secs: Seconds = Field(
+        3600,
+        description="Inactivity of both sides of a WebSocket or other tunnel. Long, because silence is normal there.",
+    )
+    drain_timeout_secs: Seconds = Field(
+        30, description="At a stop or reload, exchanges in flight may take so long to finish; then they are cut off."
+    )
+    resolve_interval_secs: Seconds = Field(30, description="Upstreams' names are resolved again after it.")
+    max_request_head_bytes: int = Field(
+        32_768, ge=1024, le=1_048_576, description="Request line and header fields together; over it 431."
+    )
+    max_request_headers: int = Field(
+        128, ge=16, le=1000, description="Number of a request's header fields; over it 431."
+    )
+    max_response_head_bytes: int = Field(
+        65_536,
+        ge=1024,
+        le=1_048_576,
+        description="Status line and header fields of an upstream's response; over it 502.",
+    )
+    underscores_in_headers: bool = Field(
+        False,
+        description=(
+            "`false`: request fields with an underscore in the name are dropped and counted, because behind CGI "
+            "`X_Y` and `X-Y` are the same variable."
+        ),
+    )
+    trusted_proxies: tuple[Network, ...] = Field(
+        (),
+        description=(
+            "Whose Forwarded, X-Real-IP and X-Forwarded-* fields are believed: addresses or networks of load balancers "
+            "before this proxy. Everyone else's are replaced."
+        ),
+        examples=[["192.0.2.0/24"]],
+    )
+    state_dir: Annotated[str, AfterValidator(check_absolute_path), Field(title="absolute path")] = Field(
+        "/var/lib/reverse-proxy", description="Folder of what is kept over restarts, such as self-signed certificates."
+    )
+    listeners: tuple[Listener, ...] = Field(
+        (),
+        description=(
+            "Left out: `0.0.0.0:443` and `[::]:443` with a self-signed certificate; the latter is skipped with a "
+            "warning where IPv6 is absent."
+        ),
+    )
+    redirect: Redirect = Field(Redirect(), description="Plain HTTP that sends clients to HTTPS.")
+    health: Health = Field(Health(), description="The health endpoint.")
+    admin: Admin = Field(Admin(), description="The socket of the command line.")
+    sites: tuple[Site, ...] = Field((), description="Host names and what is behind them; at least one.")
+    access_log: AccessLog = Field(AccessLog(), description="One line a request.")
+    event_log: EventLog = Field(EventLog(), description="What happens to the proxy itself.")
+
+    @property
+    def upstream_connections(self) -> int | Literal["auto"]:
+        """``max_upstream_connections``, or ``max_connections`` where that is left out."""
+        own = self.max_upstream_connections
+        return self.max_connections if own is None else own
