@@ -1,0 +1,68 @@
+"""Fixtures of the whole suite. What a test did not end itself is ended here, by pid, also when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tests.harness import Appliance, RawUpstream, Script
+
+APPLIANCES = pytest.StashKey[list[Appliance]]()
+FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[FAILED] = True
+        for appliance in item.stash.get(APPLIANCES, []):
+            report.sections.append((f"appliance in {appliance.folder}", appliance.evidence()))
+    return report
+
+
+class StartAppliance(Protocol):
+    """Starts an appliance, ready when this returns; arguments as for ``Appliance``."""
+
+    def __call__(self, config: str | dict[str, Any] | None = None, **options: Any) -> Appliance: ...
+
+
+@pytest.fixture
+def appliance(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StartAppliance]:
+    """``appliance(config, upstream=url, nofile=(soft, hard))`` starts one; each is stopped and judged at the end."""
+    started: list[Appliance] = []
+    request.node.stash[APPLIANCES] = started
+
+    def start(config: str | dict[str, Any] | None = None, **options: Any) -> Appliance:
+        folder = tmp_path / f"appliance{len(started)}"
+        folder.mkdir()
+        one = Appliance(folder, config, **options)
+        started.append(one)
+        one.start()
+        return one
+
+    try:
+        yield start
+        if not request.node.stash.get(FAILED, False):
+            for one in started:
+                if one.running:
+                    one.stop()
+    finally:
+        for one in started:
+            one.kill()
+            one.forget()
+
+
+@pytest.fixture
+def upstream() -> Iterator[Callable[..., RawUpstream]]:
+    """``upstream(script)`` plays ``script`` on each connection; without one it always answers 200 ``ok``."""
+    with ExitStack() as stack:
+
+        def start(script: Script | None = None, **options: Any) -> RawUpstream:
+            return stack.enter_context(RawUpstream(script, **options))
+
+        yield start

@@ -1,0 +1,187 @@
+"""One side of a connection, spoken byte for byte: blocking, with a time limit on every step."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+TIMEOUT_SECS = 10.0
+READ_BYTES = 65_536
+NO_CONTENT = (204, 304)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A response as read from a wire."""
+
+    status: int
+    head: bytes
+    fields: tuple[tuple[str, str], ...]
+    body: bytes
+    trailers: tuple[tuple[str, str], ...] = ()
+
+    def get(self, name: str) -> str | None:
+        """The first value of a field, None without it."""
+        return next((value for key, value in self.fields if key.lower() == name.lower()), None)
+
+    def get_all(self, name: str) -> list[str]:
+        """Every value of a field, in order."""
+        return [value for key, value in self.fields if key.lower() == name.lower()]
+
+
+class Wire:
+    """A connected socket (TLS or not). Everything read is also kept in ``received``."""
+
+    def __init__(self, sock: socket.socket, timeout_secs: float = TIMEOUT_SECS) -> None:
+        sock.settimeout(timeout_secs)
+        self.sock = sock
+        self.received = bytearray()
+        self._unread = bytearray()
+
+    def send(self, data: bytes) -> None:
+        """Sends everything."""
+        self.sock.sendall(data)
+
+    def _fill(self) -> bool:
+        data = self.sock.recv(READ_BYTES)
+        self.received += data
+        self._unread += data
+        return bool(data)
+
+    def _take(self, count: int) -> bytes:
+        taken = bytes(self._unread[:count])
+        del self._unread[:count]
+        return taken
+
+    def read_until(self, marker: bytes) -> bytes:
+        """Reads up to and including ``marker``. Raises EOFError when the peer ends before it."""
+        searched = 0
+        while (found := self._unread.find(marker, searched)) < 0:
+            searched = max(0, len(self._unread) - len(marker) + 1)
+            if not self._fill():
+                raise EOFError(f"the peer ended before {marker!r}; unread: {bytes(self._unread)!r}")
+        return self._take(found + len(marker))
+
+    def read_exactly(self, count: int) -> bytes:
+        """Reads ``count`` bytes. Raises EOFError when the peer ends before them."""
+        while len(self._unread) < count:
+            if not self._fill():
+                raise EOFError(f"the peer ended after {len(self._unread)} of {count} bytes")
+        return self._take(count)
+
+    def read_to_end(self) -> bytes:
+        """Reads until the peer has ended its side."""
+        while self._fill():
+            pass
+        return self._take(len(self._unread))
+
+    def at_end(self) -> bool:
+        """Whether the peer ended (or reset) the connection with nothing unread; waits for the one or the other."""
+        try:
+            return not self._unread and not self._fill()
+        except ConnectionError:
+            return True
+
+    def read_head(self) -> bytes:
+        """One head, the empty line included."""
+        return self.read_until(b"\r\n\r\n")
+
+    def read_body(self, head: bytes) -> bytes:
+        """The body that ``head`` (of a request or response) announces by length or as chunked; b"" without one."""
+        fields = dict(_fields(head.lower()))
+        if fields.get("transfer-encoding") == "chunked":
+            return self._read_chunks()[0]
+        return self.read_exactly(int(fields.get("content-length", "0")))
+
+    def _read_chunks(self) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+        body = bytearray()
+        while size := int(self.read_until(b"\r\n").partition(b";")[0], 16):
+            body += self.read_exactly(size)
+            assert self.read_exactly(2) == b"\r\n"
+        lines = bytearray(b"\r\n")
+        while (line := self.read_until(b"\r\n")) != b"\r\n":
+            lines += line
+        return bytes(body), _fields(bytes(lines))
+
+    def request(self, data: bytes, method: str | None = None) -> Response:
+        """Sends a whole request and reads its response."""
+        self.send(data)
+        return self.read_response(method or data.partition(b" ")[0].decode("latin-1"))
+
+    def read_response(self, method: str = "GET") -> Response:
+        """One response (an interim one counts), its body framed as RFC 9112 section 6.3 says."""
+        head = self.read_head()
+        fields = _fields(head)
+        lower = {name.lower(): value for name, value in fields}
+        status = int(head.split(b" ", 2)[1])
+        body: bytes = b""
+        trailers: tuple[tuple[str, str], ...] = ()
+        if method == "HEAD" or status < 200 or status in NO_CONTENT:
+            pass
+        elif "transfer-encoding" in lower:
+            body, trailers = self._read_chunks()
+        elif "content-length" in lower:
+            body = self.read_exactly(int(lower["content-length"]))
+        else:
+            body = self.read_to_end()
+        return Response(status, head, fields, body, trailers)
+
+    def end(self) -> None:
+        """Ends the sending side only. Over TLS there is no such half: everything closes."""
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """Closes so that the peer sees a reset (RST)."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+    def close(self) -> None:
+        """Closes; a second time does nothing."""
+        self.sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _fields(head: bytes) -> tuple[tuple[str, str], ...]:
+    lines = head.decode("latin-1").split("\r\n")[1:]
+    pairs = (line.partition(":") for line in lines if line)
+    return tuple((name, value.strip(" \t")) for name, _, value in pairs)
+
+
+def connect_tcp(port: int, host: str = "127.0.0.1", timeout_secs: float = TIMEOUT_SECS) -> Wire:
+    """A plain connection: the redirect and health listeners, or a TLS listener that is to see no TLS."""
+    return Wire(socket.create_connection((host, port), timeout_secs), timeout_secs)
+
+
+def connect_tls(
+    port: int,
+    server_name: str | None = "localhost",
+    *,
+    host: str = "127.0.0.1",
+    alpn: tuple[str, ...] = ("http/1.1",),
+    cafile: str | None = None,
+    timeout_secs: float = TIMEOUT_SECS,
+) -> Wire:
+    """A TLS connection after its handshake; certificates are verified only where ``cafile`` is given."""
+    context = ssl.create_default_context(cafile=cafile)
+    if cafile is None:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if alpn:
+        context.set_alpn_protocols(list(alpn))
+    raw = socket.create_connection((host, port), timeout_secs)
+    try:
+        return Wire(context.wrap_socket(raw, server_hostname=server_name), timeout_secs)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            raw.close()
+        raise
