@@ -49,12 +49,11 @@ def rendered(problem: Problem, file: str, lines: Mapping[Loc, int], line: int | 
         at = " (by default)" if other_line is None else f" (line {other_line})"
         also = f"see {key_path(problem.other)}{at}"
         hint = f"{also}; {hint}" if hint else also
-    key = f"{key_path(problem.loc)}: " if problem.loc else ""
     if not problem.wanted:
-        return f"{where}: {key}{problem.found}"
-    return f"{where}: {key}" + "; ".join(
-        part for part in (f"found {problem.found}", f"wanted {problem.wanted}", hint) if part
-    )
+        table = key_path(problem.loc[:-1])
+        return f"{where}: {table}: {problem.found}" if table else f"{where}: {problem.found}"
+    parts = (f"found {problem.found}", f"wanted {problem.wanted}", hint)
+    return f"{where}: {key_path(problem.loc)}: " + "; ".join(part for part in parts if part)
 
 
 def _problem(details: ErrorDetails) -> Problem:

@@ -221,10 +221,12 @@ class RouteOptions(Model):
         None,
         ge=1,
         le=1_000_000,
-        description="After so many failures in a row an upstream is left out for `fail_timeout_secs`.",
+        description="So many failures in a row, none older than `fail_timeout_secs`, and an upstream is left out.",
     )
-    fail_timeout_secs: Seconds | None = Field(None, description="How long a failed upstream is left out.")
-    upstream_tls: UpstreamTls | None = Field(None, description="For `https://` upstreams: see there.")
+    fail_timeout_secs: Seconds | None = Field(
+        None, description="How long such an upstream is left out, and how long failures are remembered."
+    )
+    upstream_tls: UpstreamTls | None = Field(None, description="How `https://` upstreams are verified.")
     preserve_host: bool | None = Field(
         None, description="`true`: the upstream sees the client's Host. `false`: it sees its own address."
     )
