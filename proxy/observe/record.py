@@ -17,7 +17,7 @@ MAX_TRACE_FRAMES = 16
 _NUMBER_LIMIT = 2**63
 
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-"""The levels, in order of weight. A level that is not here counts as error."""
+"""The levels, in order of weight. A report at any other level is an error."""
 
 
 class _Room(NamedTuple):
@@ -125,7 +125,7 @@ def decode(data: bytes) -> Record:
     source, signature, occurrences, level, message, fields, trace = body
     texts_are_text = all(isinstance(text, str) for text in (source, signature, level, message, trace))
     count_is_count = isinstance(occurrences, int) and not isinstance(occurrences, bool) and occurrences > 0
-    if not (texts_are_text and count_is_count and signature and isinstance(fields, dict)):
+    if not (texts_are_text and count_is_count and signature and level in LEVELS and isinstance(fields, dict)):
         raise MalformedRecordError("wrong types")
     if not all(isinstance(value, str | int | float) for value in fields.values()):
         raise MalformedRecordError("wrong types")

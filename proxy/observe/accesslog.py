@@ -1,0 +1,254 @@
+"""One line an exchange: built on the hot path, written by a thread, bounded all the way.
+
+``combined`` is the Combined Log Format with five fields more at the end. Client text can forge neither a line nor a
+field nor a terminal escape: bytes outside printable ASCII, the quote and the backslash (outside quotes the space too)
+become ``\\xHH``, from which the value can be had back. ``json`` takes bytes as ISO 8859-1 characters, which loses
+nothing either. Authorization and Cookie never come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from json.encoder import encode_basestring_ascii
+from typing import Protocol
+
+from proxy.observe import counters
+from proxy.observe.reporter import Reporter
+from proxy.observe.timestamps import common_log_time, rfc3339_second
+from proxy.observe.writer import LineWriter
+
+FLUSH_INTERVAL_SECS = 1.0
+BATCH_BYTES = 65_536
+
+_QUOTED_DIRTY = re.compile(rb"[^ !#-\[\]-~]")
+_BARE_DIRTY = re.compile(rb"[^!#-\[\]-~]")
+_QUOTED_CLEAN = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
+_BARE_CLEAN = bytes(byte for byte in _QUOTED_CLEAN if byte != 0x20)
+_EMPTY = b"-"
+
+_MEMO_ENTRIES = 2048
+_MEMO_BYTES = 512
+"""Longer values are not remembered, so that a memo holds at most about 1 MB."""
+
+_MILLISECONDS = tuple(b"%d.%03d" % divmod(ms, 1000) for ms in range(2000))
+"""A table costs a quarter of formatting a float."""
+_TABLE_MS = len(_MILLISECONDS)
+_STATUS = {status: b'" %d ' % status for status in range(100, 600)}
+
+
+class AccessLogSettings(Protocol):
+    """What of the configuration's ``[access_log]`` is read here."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def format(self) -> str: ...
+
+
+class _EscapeMemo(dict[bytes, bytes]):
+    """Value to escaped value, worked out where it is missing; bounded, emptied when full."""
+
+    def __init__(self, clean: bytes, dirty: re.Pattern[bytes]) -> None:
+        super().__init__()
+        self._clean = clean
+        self._dirty = dirty
+
+    def __missing__(self, value: bytes) -> bytes:
+        if not value:
+            escaped = _EMPTY
+        elif value.translate(None, self._clean):  # something is left without the clean ones
+            escaped = self._dirty.sub(_escape_byte, value)
+        else:
+            escaped = value
+        if len(value) <= _MEMO_BYTES:
+            if len(self) >= _MEMO_ENTRIES:
+                self.clear()
+            self[value] = escaped
+        return escaped
+
+
+def _escape_byte(match: re.Match[bytes]) -> bytes:
+    return b"\\x%02X" % match[0][0]
+
+
+def _seconds(duration: float) -> bytes:
+    """Seconds with three decimals. Beyond the table, and where a clock was set back, by formatting."""
+    ms = int(duration * 1000)
+    return _MILLISECONDS[ms] if 0 <= ms < _TABLE_MS else b"%.3f" % duration
+
+
+def _json_text(value: bytes) -> str:
+    """The JSON string, quotes included, in printable ASCII."""
+    return encode_basestring_ascii(value.decode("latin-1"))
+
+
+class AccessLog:
+    """The access log of one worker."""
+
+    def __init__(
+        self,
+        settings: AccessLogSettings,
+        cells: memoryview,
+        reporter: Reporter,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the log. ``clock`` gives seconds since the epoch.
+
+        Raises ConfigError and StartError for a path that cannot be opened, see ``LineWriter``.
+        """
+        self._cells = cells
+        self._reporter = reporter
+        self._clock = clock
+        self._writer = None if settings.path == "off" else LineWriter(settings.path, key="access_log.path")
+        self._is_json = settings.format == "json"
+        self._second = -1
+        self._prefix = b""
+        self._json_second = ""
+        self._quoted = _EscapeMemo(_QUOTED_CLEAN, _QUOTED_DIRTY)
+        self._bare = _EscapeMemo(_BARE_CLEAN, _BARE_DIRTY)
+        self._lines: list[bytes] = []
+        self._size_bytes = 0
+        self._seen_faults = 0
+        self._seen_dropped = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def request(
+        self,
+        remote: bytes,
+        request_line: bytes,
+        status: int,
+        body_bytes: int,
+        referer: bytes,
+        user_agent: bytes,
+        host: bytes,
+        duration: float,
+        upstream_secs: float,
+        request_id: bytes,
+        tls: bytes,
+    ) -> None:
+        """Log one exchange.
+
+        ``status`` is 100 to 599; ``duration`` and ``upstream_secs`` are seconds, the latter below 0 when no upstream
+        was asked. Empty values are logged as ``-`` (JSON: as empty strings).
+        """
+        if self._writer is None:
+            return
+        now = self._clock()
+        second = int(now)
+        if second != self._second:
+            self._begin_second(second)
+        if self._is_json:
+            line = self._json_line(
+                now, remote, request_line, status, body_bytes, referer, user_agent, host, duration, upstream_secs,
+                request_id, tls,
+            )  # fmt: skip
+        else:
+            quoted = self._quoted
+            bare = self._bare
+            ms = int(duration * 1000)
+            line = b'%b%b%b%b%d "%b" "%b" %b %b %b %b %b\n' % (
+                bare[remote],
+                self._prefix,
+                quoted[request_line],
+                _STATUS[status],
+                body_bytes,
+                quoted[referer],
+                quoted[user_agent],
+                bare[host],
+                _MILLISECONDS[ms] if 0 <= ms < _TABLE_MS else _seconds(duration),
+                _seconds(upstream_secs) if upstream_secs >= 0 else _EMPTY,
+                request_id if request_id.isalnum() else bare[request_id],
+                bare[tls],
+            )
+        self._lines.append(line)
+        self._size_bytes += len(line)
+        if self._size_bytes >= BATCH_BYTES:
+            self.flush()
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the writer's thread and the timer that flushes each second. After the fork, once."""
+        self._loop = loop
+        if self._writer is not None:
+            self._writer.start()
+            self._timer = loop.call_later(FLUSH_INTERVAL_SECS, self._on_timer)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the writer; what it does not take is counted."""
+        if self._writer is not None and self._lines:
+            lines, self._lines, self._size_bytes = self._lines, [], 0
+            self._cells[counters.ACCESS_LINES] += len(lines)
+            self._writer.write(b"".join(lines), len(lines))
+
+    def reopen(self) -> None:
+        """Open the file again (log rotation); what is buffered still goes to the old one."""
+        if self._writer is not None:
+            self.flush()
+            self._writer.reopen()
+
+    def close(self, timeout_secs: float) -> bool:
+        """Write what is buffered, for at most ``timeout_secs``, and end. Whether all of it was written."""
+        self._loop = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._writer is None:
+            return True
+        self.flush()
+        done = self._writer.close(timeout_secs)
+        self._watch_writer(self._writer)
+        return done
+
+    def _on_timer(self) -> None:
+        try:
+            if self._writer is not None:
+                self.flush()
+                self._watch_writer(self._writer)
+        finally:
+            if self._loop is not None:
+                self._timer = self._loop.call_later(FLUSH_INTERVAL_SECS, self._on_timer)
+
+    def _watch_writer(self, writer: LineWriter) -> None:
+        """Count and report what the writer lost since the last look: its thread does neither."""
+        dropped, faults = writer.lines_dropped, writer.faults
+        if dropped == self._seen_dropped and faults == self._seen_faults:
+            return
+        reason = writer.fault if faults != self._seen_faults else "the target does not take lines fast enough"
+        lines = dropped - self._seen_dropped
+        self._seen_dropped, self._seen_faults = dropped, faults
+        self._cells[counters.ACCESS_LINES_DROPPED] += lines
+        self._reporter.report(
+            "access_log.dropped", "access lines are lost", lines=lines, lines_total=dropped, error=reason
+        )
+
+    def _begin_second(self, second: int) -> None:
+        self._second = second
+        self._prefix = f' - - [{common_log_time(second)}] "'.encode("ascii")
+        self._json_second = rfc3339_second(second)
+
+    def _json_line(
+        self,
+        now: float,
+        remote: bytes,
+        request_line: bytes,
+        status: int,
+        body_bytes: int,
+        referer: bytes,
+        user_agent: bytes,
+        host: bytes,
+        duration: float,
+        upstream_secs: float,
+        request_id: bytes,
+        tls: bytes,
+    ) -> bytes:
+        upstream = f"{upstream_secs:.6f}" if upstream_secs >= 0 else "null"
+        return (
+            f'{{"time":"{self._json_second}.{int(now % 1 * 1000):03}Z","remote":{_json_text(remote)},'
+            f'"host":{_json_text(host)},"request":{_json_text(request_line)},"status":{status},"bytes":{body_bytes},'
+            f'"referer":{_json_text(referer)},"user_agent":{_json_text(user_agent)},"duration_secs":{duration:.6f},'
+            f'"upstream_secs":{upstream},"request_id":{_json_text(request_id)},"tls":{_json_text(tls)}}}\n'
+        ).encode("ascii")
