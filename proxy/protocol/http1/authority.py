@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 _MAX_NAME_BYTES: Final = 255  # RFC 1035 section 2.3.4
 _MAX_PORT: Final = 65535
 _AUTHORITY: Final = re.compile(
-    rb"(?:([A-Za-z0-9_-]++(?:\.[A-Za-z0-9_-]++)*+)\.?|\[([0-9A-Fa-f:.]{2,45}+)\])(:([0-9]{0,5}+))?"
+    rb"(?:([A-Za-z0-9_-]++(?:\.[A-Za-z0-9_-]++)*)\.?|\[([0-9A-Fa-f:.]{2,45}+)\])(:([0-9]{0,5}+))?"
 )
 
 

@@ -1,9 +1,4 @@
-"""Message bodies: by length, chunked and until the connection closes (RFC 9112 sections 6 and 7).
-
-A decoder's ``decode`` takes what is buffered and where to begin, and returns an event and where to go on: non-empty
-bytes, an `EndOfMessage`, or None when it needs more input. What was decoded before a fault is returned first, the
-fault is raised by the next call: so the events do not depend on how the input was cut.
-"""
+"""The end of a message, and the chunked transfer coding both ways (RFC 9112 section 7.1)."""
 
 from __future__ import annotations
 
@@ -42,8 +37,8 @@ _PLAIN_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16}+)\r\n")
 _HEX_DIGITS: Final = re.compile(rb"[0-9A-Fa-f]{1,16}+")
 # RFC 9112 section 7.1.1, without the whitespace before the first semicolon that its grammar calls bad.
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-_QUOTED: Final = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*+"'
-_EXTENSIONS: Final = re.compile(rb"(?:;[ \t]*+%b[ \t]*+(?:=[ \t]*+(?:%b|%b)[ \t]*+)?)*+" % (_TOKEN, _TOKEN, _QUOTED))
+_QUOTED: Final = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
+_EXTENSIONS: Final = re.compile(rb"(?:;[ \t]*+%b[ \t]*+(?:=[ \t]*+(?:%b|%b)[ \t]*+)?)*" % (_TOKEN, _TOKEN, _QUOTED))
 
 
 class EndOfMessage:
@@ -87,38 +82,8 @@ def _piece(data: bytes | bytearray, start: int, end: int) -> bytes:
     return bytes(memoryview(data)[start:end])
 
 
-class LengthBody:
-    """A body of a known length (RFC 9112 section 6.3, rule 6)."""
-
-    __slots__ = ("_left",)
-    ends_by_close = False
-
-    def __init__(self, length: int) -> None:
-        self._left = length
-
-    def decode(self, data: bytes | bytearray, pos: int) -> tuple[BodyEvent, int]:
-        if not self._left:
-            return END, pos
-        end = min(len(data), pos + self._left)
-        if end == pos:
-            return None, pos
-        self._left -= end - pos
-        return _piece(data, pos, end), end
-
-
-class UntilCloseBody:
-    """The body of a response without any framing: all until the end of input (RFC 9112 section 6.3, rule 8)."""
-
-    __slots__ = ()
-    ends_by_close = True
-
-    def decode(self, data: bytes | bytearray, pos: int) -> tuple[BodyEvent, int]:
-        end = len(data)
-        return (_piece(data, pos, end), end) if pos < end else (None, pos)
-
-
 class ChunkedBody:
-    """A chunked body with its trailers (RFC 9112 section 7.1)."""
+    """Decodes one chunked body with its trailers (RFC 9112 section 7.1)."""
 
     __slots__ = (
         "_extensions_bytes",
@@ -130,7 +95,6 @@ class ChunkedBody:
         "_searched",
         "_trailer_scan",
     )
-    ends_by_close = False
 
     def __init__(self, fault: Fault, limits: Limits) -> None:
         self._fault = fault
@@ -143,7 +107,11 @@ class ChunkedBody:
         self._trailer_scan: SectionScan | None = None
 
     def decode(self, data: bytes | bytearray, pos: int) -> tuple[BodyEvent, int]:
-        """Raises `ProtocolError`."""
+        """Takes what is held and where to begin in it; returns an event (None: needs more) and where to go on.
+
+        Bytes are all that is decodable, joined. What comes before a fault is returned first and the fault is raised by
+        the next call, so the events do not depend on how the input was cut. Raises `ProtocolError`.
+        """
         if self._trailer_scan is not None:
             return self._trailers(self._trailer_scan, data, pos)
         parts: list[bytes] = []
@@ -236,6 +204,3 @@ class ChunkedBody:
         if not FORBIDDEN_TRAILERS.isdisjoint([lower for lower, _, _ in fields]):
             raise self._fault("forbidden-trailer")
         return EndOfMessage(tuple([(name, value) for _, name, value in fields])), end
-
-
-Body = LengthBody | ChunkedBody | UntilCloseBody

@@ -73,7 +73,7 @@ class ProtocolError(Exception):
         self.reason = reason
 
 
-class Incomplete(ProtocolError):
+class Incomplete(ProtocolError):  # noqa: N818 (says what the input is)
     """The input ended inside a message (RFC 9112 section 8)."""
 
 

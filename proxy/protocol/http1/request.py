@@ -1,10 +1,10 @@
 """Requests: bytes in, heads and bodies out (RFC 9112 sections 3, 6 and 7).
 
-Theory of operation. A decoder is between messages or at a head (``_body`` is None), or in a body. A head that has come
-whole costs one expression for its grammar and one for its fields, or one look-up where it was seen before. A head in
-pieces, or one that the expression refuses, goes through a `SectionScan`, which looks at each byte once and decides by
-the bytes alone; only then are the parts looked at for the reason. So the verdict on a stream is the same however it
-is cut. After an error the decoder raises that same error for good.
+Theory of operation. A decoder is between messages or at a head, or in a body, of a length or chunked. A head that has
+come whole costs one expression for its grammar and one pass over its lines, or one look-up where it was seen before. A
+head in pieces, or one that the expression refuses, goes through a `SectionScan`, which looks at each byte once and
+decides by the bytes alone; only then are the parts looked at for the reason. So the verdict on a stream is the same
+however it is cut. After an error the decoder raises that same error for good.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from typing import Final
 
 from proxy.protocol.http1.authority import Authority, parse_authority
-from proxy.protocol.http1.body import Body, ChunkedBody, EndOfMessage, LengthBody
+from proxy.protocol.http1.body import END, ChunkedBody, EndOfMessage
 from proxy.protocol.http1.connection import NO_OPTIONS, parse_connection, parse_upgrade
 from proxy.protocol.http1.errors import REQUEST_STATUSES, Incomplete, ProtocolError, request_fault
 from proxy.protocol.http1.framing import check_chunked, content_length
@@ -49,12 +49,8 @@ def parse_request_head(raw: bytes, limits: Limits) -> RequestHead:
     version = 11 if minor == b"1" else 10
 
     noted: dict[bytes, list[bytes]] = {}
-    for lower, _, value in fields:
-        if lower in _NOTED:
-            if lower in noted:
-                noted[lower].append(value)
-            else:
-                noted[lower] = [value]
+    for lower, value in [(lower, value) for lower, _, value in fields if lower in _NOTED]:
+        noted.setdefault(lower, []).append(value)
 
     authority, path = _target(method, target, _host(noted.get(b"host"), version))
     length: int | None = None
@@ -169,7 +165,17 @@ class RequestDecoder(Source):
     With ``cache``, heads seen before are not parsed again.
     """
 
-    __slots__ = ("_body", "_cache", "_entries", "_error", "_head_scan", "_limits", "_line_skipped", "_whole_max_bytes")
+    __slots__ = (
+        "_cache",
+        "_chunked",
+        "_entries",
+        "_error",
+        "_head_scan",
+        "_in_length",
+        "_left",
+        "_limits",
+        "_line_skipped",
+    )
 
     def __init__(self, limits: Limits, cache: HeadCache | None = None) -> None:
         super().__init__()
@@ -179,7 +185,9 @@ class RequestDecoder(Source):
         self._limits = limits
         self._cache = cache
         self._entries = cache.entries
-        self._body: Body | None = None
+        self._chunked: ChunkedBody | None = None
+        self._left = 0
+        self._in_length = False
         self._error: ProtocolError | None = None
         self._head_scan: SectionScan | None = None
         self._line_skipped = False
@@ -187,7 +195,7 @@ class RequestDecoder(Source):
     @property
     def started(self) -> bool:
         """Some byte of a next head has arrived."""
-        return self._body is None and self._pos < len(self._data)
+        return not self._in_length and self._chunked is None and self._pos < len(self._data)
 
     def next_event(self) -> RequestHead | bytes | EndOfMessage | Closed | None:
         """The next event, or None when more input is needed.
@@ -199,18 +207,32 @@ class RequestDecoder(Source):
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            if self._body is None:
-                return self._next_head()
-            event, pos = self._body.decode(self._data, self._pos)
-            self._advance(pos)
-            if event is None:
-                self._check_eof()
-            elif type(event) is EndOfMessage:
-                self._body = None
-            return event
+            if self._in_length:
+                return self._next_of_length()
+            return self._next_head() if self._chunked is None else self._next_of_chunked(self._chunked)
         except ProtocolError as error:
             self._error = error
             raise
+
+    def _next_of_length(self) -> bytes | EndOfMessage | None:
+        if not self._left:
+            self._in_length = False
+            return END
+        piece = self._take(self._left)
+        self._left -= len(piece)
+        if piece:
+            return piece
+        self._check_eof()
+        return None
+
+    def _next_of_chunked(self, body: ChunkedBody) -> bytes | EndOfMessage | None:
+        event, pos = body.decode(self._data, self._pos)
+        self._advance(pos)
+        if event is None:
+            self._check_eof()
+        elif type(event) is EndOfMessage:
+            self._chunked = None
+        return event
 
     def _next_head(self) -> RequestHead | Closed | None:
         data = self._data
@@ -261,9 +283,9 @@ class RequestDecoder(Source):
         self._advance(end)
         self._head_scan = None
         self._line_skipped = False
-        if head.has_body:
-            if head.chunked:
-                self._body = ChunkedBody(request_fault, self._limits)
-            else:
-                self._body = LengthBody(head.content_length or 0)
+        if head.chunked:
+            self._chunked = ChunkedBody(request_fault, self._limits)
+        elif head.content_length:
+            self._left = head.content_length
+            self._in_length = True
         return head

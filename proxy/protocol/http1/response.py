@@ -2,14 +2,15 @@
 
 As strict as for requests: an upstream may be made to echo what a client sent, and what two parsers read in two ways
 is how one client's answer reaches another. Theory of operation: see request.py; the states are `_IDLE` (no exchange),
-`_HEAD`, `_BODY` and `_TUNNEL` (after 101). Bytes that come while idle were not asked for, and are an error.
+`_HEAD`, one for each way to frame a body, and `_TUNNEL` (after 101). Bytes that come while idle were not asked for,
+and are an error.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from proxy.protocol.http1.body import END, Body, ChunkedBody, EndOfMessage, LengthBody, UntilCloseBody
+from proxy.protocol.http1.body import END, ChunkedBody, EndOfMessage
 from proxy.protocol.http1.connection import NO_OPTIONS, parse_connection, parse_upgrade
 from proxy.protocol.http1.errors import RESPONSE_STATUS, Incomplete, ProtocolError, response_fault
 from proxy.protocol.http1.framing import check_chunked, content_length
@@ -20,8 +21,10 @@ from proxy.protocol.http1.state import CLOSED, Closed
 
 _IDLE: Final = 0
 _HEAD: Final = 1
-_BODY: Final = 2
-_TUNNEL: Final = 3
+_IN_LENGTH: Final = 2
+_IN_CHUNKED: Final = 3
+_UNTIL_CLOSE: Final = 4
+_TUNNEL: Final = 5
 
 _SWITCHING_PROTOCOLS: Final = 101
 _BODILESS_STATUSES: Final = frozenset({204, 304})
@@ -41,12 +44,8 @@ def parse_response_head(raw: bytes, limits: Limits, to_head: bool) -> ResponseHe
     status = int(status_digits)
 
     noted: dict[bytes, list[bytes]] = {}
-    for lower, _, value in fields:
-        if lower in _NOTED:
-            if lower in noted:
-                noted[lower].append(value)
-            else:
-                noted[lower] = [value]
+    for lower, value in [(lower, value) for lower, _, value in fields if lower in _NOTED]:
+        noted.setdefault(lower, []).append(value)
 
     length: int | None = None
     if b"content-length" in noted:
@@ -105,7 +104,18 @@ def _diagnosis(raw: bytes, limits: Limits) -> ProtocolError:
 class ResponseDecoder(Source):
     """Decodes the responses that come on one upstream connection, one exchange after another."""
 
-    __slots__ = ("_body", "_cache", "_entries", "_error", "_fresh", "_head_scan", "_limits", "_state", "_to_head")
+    __slots__ = (
+        "_cache",
+        "_chunked",
+        "_entries",
+        "_error",
+        "_fresh",
+        "_head_scan",
+        "_left",
+        "_limits",
+        "_state",
+        "_to_head",
+    )
 
     def __init__(self, limits: Limits, cache: HeadCache | None = None) -> None:
         super().__init__()
@@ -118,7 +128,8 @@ class ResponseDecoder(Source):
         self._state = _IDLE
         self._fresh = True
         self._to_head = False
-        self._body: Body | None = None
+        self._chunked = ChunkedBody(response_fault, limits)
+        self._left = 0
         self._error: ProtocolError | None = None
         self._head_scan: SectionScan | None = None
 
@@ -155,30 +166,53 @@ class ResponseDecoder(Source):
         if self._error is not None:
             raise self._error.with_traceback(None)
         try:
-            if self._state == _HEAD:
+            state = self._state
+            if state == _HEAD:
                 return self._next_head()
-            if self._body is not None:
-                return self._next_of_body(self._body)
-            if self._state == _TUNNEL:
-                return CLOSED if self._eof and self._pos == len(self._data) else None
-            if self._pos < len(self._data):
-                raise response_fault("unsolicited")
-            return CLOSED if self._eof else None
+            if state == _IN_LENGTH:
+                return self._next_of_length()
+            if state == _IN_CHUNKED:
+                return self._next_of_chunked()
+            return self._next_until_close() if state == _UNTIL_CLOSE else self._between()
         except ProtocolError as error:
             self._error = error
             raise
 
-    def _next_of_body(self, body: Body) -> bytes | EndOfMessage | None:
-        event, pos = body.decode(self._data, self._pos)
+    def _between(self) -> Closed | None:
+        if self._pos < len(self._data):
+            if self._state == _TUNNEL:
+                return None
+            raise response_fault("unsolicited")
+        return CLOSED if self._eof else None
+
+    def _next_of_length(self) -> bytes | EndOfMessage | None:
+        if not self._left:
+            self._state = _IDLE
+            return END
+        piece = self._take(self._left)
+        self._left -= len(piece)
+        if piece:
+            return piece
+        self._check_eof()
+        return None
+
+    def _next_of_chunked(self) -> bytes | EndOfMessage | None:
+        event, pos = self._chunked.decode(self._data, self._pos)
         self._advance(pos)
-        if event is None and self._eof:
-            if not body.ends_by_close:
-                raise Incomplete(RESPONSE_STATUS, "incomplete")
-            event = END
-        if type(event) is EndOfMessage:
-            self._body = None
+        if event is None:
+            self._check_eof()
+        elif type(event) is EndOfMessage:
             self._state = _IDLE
         return event
+
+    def _next_until_close(self) -> bytes | EndOfMessage | None:
+        piece = self._take(len(self._data))
+        if piece:
+            return piece
+        if not self._eof:
+            return None
+        self._state = _IDLE
+        return END
 
     def _next_head(self) -> ResponseHead | Closed | None:
         data = self._data
@@ -224,10 +258,11 @@ class ResponseDecoder(Source):
         if framing == NO_BODY:
             self._state = _TUNNEL if head.status == _SWITCHING_PROTOCOLS else _IDLE
             return
-        self._state = _BODY
         if framing == LENGTH:
-            self._body = LengthBody(head.content_length or 0)
+            self._left = head.content_length or 0
+            self._state = _IN_LENGTH
         elif framing == CHUNKED:
-            self._body = ChunkedBody(response_fault, self._limits)
+            self._chunked = ChunkedBody(response_fault, self._limits)
+            self._state = _IN_CHUNKED
         else:
-            self._body = UntilCloseBody()
+            self._state = _UNTIL_CLOSE

@@ -37,10 +37,19 @@ class Source:
 
     def take_rest(self) -> bytes:
         """Removes and returns what was fed and not decoded: the first bytes of a tunnel."""
-        rest = bytes(self._data[self._pos :])
-        self._data = b""
-        self._pos = 0
-        return rest
+        return self._take(len(self._data))
+
+    def _take(self, max_bytes: int) -> bytes:
+        """Removes and returns what is held, at most ``max_bytes``; without a copy where a whole piece goes."""
+        data = self._data
+        pos = self._pos
+        end = pos + max_bytes
+        if end >= len(data):
+            self._data = b""
+            self._pos = 0
+            return bytes(data[pos:] if pos else data)
+        self._pos = end
+        return bytes(data[pos:end])
 
     def _advance(self, pos: int) -> None:
         """Everything before ``pos`` is decoded; nothing is held for an idle connection."""
