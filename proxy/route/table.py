@@ -5,28 +5,18 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
-from urllib.parse import quote
+from typing import Any, Final
 
-from proxy.config.schema import HeaderEdit, PathRedirect, RouteOptions, Settings, Site, UpstreamTls
-from proxy.errors import ConfigError
-from proxy.route.path import PathError, normalize_path
+from proxy.config.names import ANY_HOST, WILDCARD_PREFIX
+from proxy.config.paths import URI_PLACEHOLDER
+from proxy.config.schema import INHERITED_DEFAULTS, HeaderEdit, RouteOptions, Settings, Site, UpstreamTls
 
-ANY_HOST: Final = "*"
-WILDCARD_PREFIX: Final = "*."
-URI_PLACEHOLDER: Final = "{uri}"
-
-DEFAULT_BALANCE: Final = "round_robin"
-DEFAULT_MAX_FAILS: Final = 3
-DEFAULT_FAIL_TIMEOUT_SECS: Final = 10.0
-DEFAULT_UPGRADE_PROTOCOLS: Final = ("websocket",)
+_URI: Final = URI_PLACEHOLDER.encode("ascii")
 
 # RFC 1035 section 2.3.4. What is longer is no DNS name, and walking its labels would cost quadratic time.
 _MAX_DNS_NAME_BYTES: Final = 255
 # The end of the path, the next segment, the query.
 _BOUNDARIES: Final = frozenset((b"", b"/", b"?"))
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +60,7 @@ class RedirectEntry:
 
     def location(self, path_and_query: bytes) -> bytes:
         """Return the Location for a request of ``path_and_query`` (in normal form): it replaces each ``{uri}``."""
-        return self.template.replace(URI_PLACEHOLDER.encode(), path_and_query)
+        return self.template.replace(_URI, path_and_query)
 
 
 Entry = RouteEntry | RedirectEntry
@@ -84,7 +74,7 @@ class SiteEntry:
     def __init__(self, name: str, hosts: tuple[str, ...], entries: Mapping[bytes, Entry]) -> None:
         self.name: Final = name
         self.hosts: Final = hosts
-        """The host names as configured."""
+        """In the normal form of the configuration."""
         self._root: Final = entries.get(b"/")
         self._entries: Final = {prefix: entry for prefix, entry in entries.items() if prefix != b"/"}
         self._lengths: Final = tuple(sorted({len(prefix) for prefix in self._entries}, reverse=True))
@@ -104,7 +94,7 @@ class SiteEntry:
 
 
 class RouteTable:
-    """The sites of one configuration. Raises ``ConfigError`` for what cannot be matched without ambiguity."""
+    """The sites of one configuration; that its values are in normal form and without conflicts is ``config``'s part."""
 
     def __init__(self, settings: Settings) -> None:
         self._exact: Final[dict[bytes, SiteEntry]] = {}
@@ -116,7 +106,12 @@ class RouteTable:
             entry = _site_entry(site, settings, routes)
             sites.append(entry)
             for host in site.hosts:
-                self._add_host(host, entry)
+                if host == ANY_HOST:
+                    self._any = entry
+                elif host.startswith(WILDCARD_PREFIX):
+                    self._wildcards[host.removeprefix(WILDCARD_PREFIX).encode("ascii")] = entry
+                else:
+                    self._exact[host.encode("ascii")] = entry
         self.sites: Final = tuple(sites)
         """In the configuration's order."""
         self.routes: Final = tuple(routes)
@@ -128,6 +123,7 @@ class RouteTable:
         """Return the site of ``host``: the exact name, else the longest wildcard, else the site of ``*``, else None.
 
         ``host`` is in lower case, without port, brackets and trailing dot. ``*.example.org`` covers one or more labels.
+        An IPv6 address may be spelled in any way.
         """
         found = self._exact.get(host)
         if found is not None:
@@ -140,50 +136,24 @@ class RouteTable:
                     return found
                 dot = host.find(b".", dot + 1)
             if b":" in host:
-                found = self._exact.get(_canonical_ip(host.decode("latin-1")).encode("latin-1"))
-                if found is not None:
-                    return found
+                return self._exact.get(_canonical_ipv6(host), self._any)
         return self._any
-
-    def _add_host(self, host: str, entry: SiteEntry) -> None:
-        if host == ANY_HOST:
-            other, self._any = self._any, entry
-        else:
-            table = self._wildcards if host.startswith(WILDCARD_PREFIX) else self._exact
-            name = _host_key(host.removeprefix(WILDCARD_PREFIX), host)
-            other = table.get(name)
-            table[name] = entry
-        if other is not None:
-            where = f"twice in site {entry.name!r}" if other is entry else f"in site {other.name!r} too"
-            raise ConfigError(f"sites: host {host!r} is named {where}: a host belongs to one site, once")
 
 
 def _site_entry(site: Site, settings: Settings, routes: list[RouteEntry]) -> SiteEntry:
-    if not site.hosts:
-        raise ConfigError("sites: a site has no hosts: name at least one, or '*' for any")
+    """Make a site's entry and append its routes to ``routes``."""
     name = site.hosts[0]
     entries: dict[bytes, Entry] = {}
-
-    def add(path: str, entry: Entry) -> None:
-        prefix = _prefix(path, name)
-        if prefix in entries:
-            raise ConfigError(f"site {name!r}: path {path!r} is named twice (a slash at its end makes no difference)")
-        entries[prefix] = entry
-
-    for route in site.routes:
-        if not (route.upstreams or site.upstreams):
-            raise ConfigError(f"site {name!r}: route {route.path!r} has no upstreams, and neither has its site")
-        entry = _route_entry(len(routes), name, route.path, (route, site), settings)
-        routes.append(entry)
-        add(route.path, entry)
     for redirect in site.redirects:
-        add(redirect.path, _redirect_entry(redirect, name))
+        template = redirect.to.encode("ascii")
+        entries[redirect.path.encode("ascii")] = RedirectEntry(name, redirect.path, redirect.status, template)
+    tables: dict[str, tuple[RouteOptions, ...]] = {route.path: (route, site) for route in site.routes}
     if site.upstreams and b"/" not in entries:
-        root = _route_entry(len(routes), name, "/", (site,), settings)
-        routes.append(root)
-        add("/", root)
-    if not entries:
-        raise ConfigError(f"site {name!r}: it has no upstreams, routes or redirects: give it one of them")
+        tables.setdefault("/", (site,))
+    for path, options in tables.items():
+        route = _route_entry(len(routes), name, path, options, settings)
+        routes.append(route)
+        entries[path.encode("ascii")] = route
     return SiteEntry(name, site.hosts, entries)
 
 
@@ -192,35 +162,31 @@ def _route_entry(
 ) -> RouteEntry:
     """Resolve each option: ``options`` go from the route to its site."""
 
-    def own(key: str) -> object:
-        return next((value for table in options if (value := getattr(table, key)) is not None), None)
-
-    def resolve(key: str, default: T) -> T:
-        value = own(key)
-        return default if value is None else value  # type: ignore[return-value]  # the schema types both alike
+    def resolve(key: str, default: Any = None) -> Any:
+        said = (getattr(table, key) for table in options)
+        return next((value for value in said if value is not None), INHERITED_DEFAULTS.get(key, default))
 
     def seconds(key: str) -> float:
         return float(resolve(key, getattr(settings, key)))
 
-    limit: int | None = resolve("max_request_body_bytes", None)
-    request_headers = resolve("request_headers", HeaderEdit())
-    response_headers = resolve("response_headers", HeaderEdit())
+    request_headers: HeaderEdit = resolve("request_headers", HeaderEdit())
+    response_headers: HeaderEdit = resolve("response_headers", HeaderEdit())
     return RouteEntry(
         id=number,
         site_name=site_name,
         path=path,
-        upstreams=next(table.upstreams for table in options if table.upstreams),
-        balance=resolve("balance", DEFAULT_BALANCE),
-        max_fails=resolve("max_fails", DEFAULT_MAX_FAILS),
-        fail_timeout_secs=float(resolve("fail_timeout_secs", DEFAULT_FAIL_TIMEOUT_SECS)),
+        upstreams=resolve("upstreams"),
+        balance=resolve("balance"),
+        max_fails=resolve("max_fails"),
+        fail_timeout_secs=float(resolve("fail_timeout_secs")),
         upstream_tls=resolve("upstream_tls", UpstreamTls()),
-        preserve_host=resolve("preserve_host", True),
+        preserve_host=resolve("preserve_host"),
         set_request_headers=_pairs(request_headers),
         remove_request_headers=_lower_names(request_headers.remove),
         set_response_headers=_pairs(response_headers),
         remove_response_headers=_lower_names(response_headers.remove),
-        max_request_body_bytes=limit,
-        upgrade_protocols=_lower_names(resolve("upgrade_protocols", DEFAULT_UPGRADE_PROTOCOLS)),
+        max_request_body_bytes=resolve("max_request_body_bytes"),
+        upgrade_protocols=_lower_names(resolve("upgrade_protocols")),
         upstream_connect_timeout_secs=seconds("upstream_connect_timeout_secs"),
         upstream_response_timeout_secs=seconds("upstream_response_timeout_secs"),
         tunnel_idle_timeout_secs=seconds("tunnel_idle_timeout_secs"),
@@ -229,52 +195,16 @@ def _route_entry(
     )
 
 
-def _redirect_entry(redirect: PathRedirect, site_name: str) -> RedirectEntry:
-    to = redirect.to
-    where = f"site {site_name!r}: redirect {redirect.path!r}: to = {to!r}"
-    # "//host" is a reference to another host (RFC 3986 section 4.2), and {uri} begins with a slash of the client's.
-    if to.startswith((URI_PLACEHOLDER, "/" + URI_PLACEHOLDER)):
-        raise ConfigError(
-            f"{where} lets the client choose the host: put a scheme and host, or a path segment, before {{uri}}"
-        )
-    if not to or not all("!" <= character <= "~" for character in to):
-        raise ConfigError(f"{where} is not a URI: percent-encode spaces, control and non-ASCII characters")
-    return RedirectEntry(site_name, redirect.path, redirect.status, to.encode("ascii"))
-
-
-def _prefix(path: str, site_name: str) -> bytes:
-    where = f"site {site_name!r}: path {path!r}"
-    if "?" in path:
-        raise ConfigError(f"{where} holds a '?': routes match the path only, not the query")
-    # Non-ASCII is spelled as browsers send it.
-    raw = quote(path, safe="".join(map(chr, range(128)))).encode("ascii")
-    if not raw.startswith(b"/"):
-        raise ConfigError(f"{where} does not begin with '/'")
+def _canonical_ipv6(host: bytes) -> bytes:
+    """Return the one spelling of an IPv6 address (RFC 5952 section 4); anything else as it is."""
     try:
-        return normalize_path(raw).rstrip(b"/") or b"/"
-    except PathError as error:
-        raise ConfigError(f"{where} can never match a request: {error.reason}") from error
-
-
-def _host_key(name: str, host: str) -> bytes:
-    key = name.lower().removesuffix(".").removeprefix("[").removesuffix("]")
-    if not key or not key.isascii():
-        raise ConfigError(
-            f"sites: host {host!r} is not a name as clients send it: write a DNS name (an international one as xn--...)"
-        )
-    return _canonical_ip(key).encode("ascii")
-
-
-def _canonical_ip(name: str) -> str:
-    """Return the one spelling of an IPv6 address (RFC 5952); any other name as it is."""
-    try:
-        return str(ipaddress.IPv6Address(name))
+        return str(ipaddress.IPv6Address(host.decode("ascii", "replace"))).encode("ascii")
     except ValueError:
-        return name
+        return host
 
 
 def _pairs(edit: HeaderEdit) -> tuple[tuple[bytes, bytes], ...]:
-    return tuple((name.encode("ascii"), value.encode("utf-8")) for name, value in edit.set.items())
+    return tuple((name.encode("ascii"), value.encode("ascii")) for name, value in edit.set.items())
 
 
 def _lower_names(names: tuple[str, ...]) -> frozenset[bytes]:

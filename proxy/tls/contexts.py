@@ -1,0 +1,206 @@
+"""TLS contexts: one base context a listener, certificates swapped in by server name; and the client side.
+
+Session tickets are sealed with keys of the context that a handshake began with, whatever is swapped in later. So the
+base context is made once, before the first fork: resumption then works across workers. OpenSSL likewise keeps the
+protocol bounds and options of the first context, but takes ciphers and ALPN from the one swapped in; all contexts of
+a listener are therefore made alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from proxy.config.schema import Listener, UpstreamTls
+from proxy.errors import ConfigError
+from proxy.tls.certificates import CertificateInfo, CertificateNames, LoadedCertificate, load_certificate
+from proxy.tls.selfsigned import self_signed_certificate
+
+ALPN_PROTOCOLS: Final = ["http/1.1"]
+
+# TLS 1.2: forward secrecy and AEAD only. TLS 1.3 has nothing else.
+SERVER_CIPHERS: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
+
+_VERSIONS: Final[Mapping[str, ssl.TLSVersion]] = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_MAX_HOSTS_IN_WARNING: Final = 5
+
+ServerNameCallback = Callable[[ssl.SSLObject, str | None, ssl.SSLContext], None]
+
+
+class ListenerTls:
+    """The TLS side of one listener. Made by ``load_listener_tls``; immutable, shared by all its connections."""
+
+    __slots__ = ("_names", "certificates", "context", "self_signed", "warnings")
+
+    def __init__(
+        self,
+        loaded: Sequence[LoadedCertificate],
+        contexts: Sequence[ssl.SSLContext],
+        warnings: tuple[str, ...],
+        *,
+        self_signed: bool,
+    ) -> None:
+        self.context: Final = contexts[0]
+        """The base context: every handshake begins with it."""
+        self.self_signed: Final = self_signed
+        self.certificates: Final[tuple[CertificateInfo, ...]] = tuple(certificate.info for certificate in loaded)
+        self.warnings: Final = warnings
+        """For the operator, one line each."""
+        self._names: Final[Mapping[ssl.SSLContext, CertificateNames]] = {
+            context: certificate.names for context, certificate in zip(contexts, loaded, strict=True)
+        }
+
+    def certificate_of(self, sock: ssl.SSLSocket) -> CertificateNames:
+        """Return the names of the certificate that ``sock`` (of this listener, handshake done) was served with."""
+        return self._names[sock.context]
+
+
+def load_listener_tls(
+    listener: Listener, *, label: str, site_hosts: Sequence[str], state_dir: str, store: bool = True
+) -> ListenerTls:
+    """Load a listener's certificates, the first one for clients that name no server or an unknown one.
+
+    Without certificates, a self-signed one is taken from ``state_dir`` or made there; with ``store`` false (a mere
+    check) nothing is written. Raises ``ConfigError`` for what cannot be served, ``StartError`` for a state folder
+    that cannot be written.
+    """
+    now = dt.datetime.now(dt.UTC)
+    if listener.certificates:
+        loaded = [
+            load_certificate(certificate.chain, certificate.key, label=label, now=now)
+            for certificate in listener.certificates
+        ]
+    else:
+        loaded = [self_signed_certificate(state_dir, site_hosts, label=label, now=now, store=store)]
+    minimum = _VERSIONS[listener.min_tls_version]
+    contexts = [_server_context(certificate, minimum, label) for certificate in loaded]
+    warnings = [warning for certificate in loaded for warning in certificate.warnings]
+    warnings += _unused_warnings(loaded, label)
+    warnings += _uncovered_warnings(loaded, site_hosts, label)
+    contexts[0].sni_callback = _server_name_callback(loaded, contexts)
+    return ListenerTls(loaded, contexts, tuple(warnings), self_signed=not listener.certificates)
+
+
+def upstream_context(options: UpstreamTls) -> ssl.SSLContext:
+    """Return a client-side context that verifies the chain and the host name (``server_hostname`` when wrapping).
+
+    An end of stream without close_notify raises ``ssl.SSLEOFError`` if the socket is wrapped with
+    ``suppress_ragged_eofs=False``: only so can a body that lasts until the close be known to be whole
+    (RFC 9112 section 9.8). Raises ``ConfigError`` when there is nothing to verify against.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Python sets these two differently from version to version.
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.set_alpn_protocols(ALPN_PROTOCOLS)
+    if options.ca is None:
+        context.load_default_certs()
+        if not context.cert_store_stats()["x509_ca"] and not _has_trust_folder():
+            raise ConfigError(
+                "upstream_tls: this system has no trust store to verify https:// upstreams with: "
+                "install ca-certificates, or set upstream_tls.ca"
+            )
+        return context
+    where = f"upstream_tls.ca = {options.ca!r}"
+    try:
+        context.load_verify_locations(cafile=options.ca)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{where}: found no certificate in PEM in it ({error.reason}): name a bundle of CAs"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read by user {os.geteuid()}: {error.strerror}") from error
+    return context
+
+
+def _server_context(certificate: LoadedCertificate, minimum: ssl.TLSVersion, label: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = minimum
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+    context.set_ciphers(SERVER_CIPHERS)
+    context.set_alpn_protocols(ALPN_PROTOCOLS)
+    try:
+        with _as_path(certificate.pem) as path:
+            # An empty password: OpenSSL must never ask on the terminal.
+            context.load_cert_chain(path, password="")
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{label}: certificate chain {certificate.info.path!r} is not accepted by OpenSSL ({error.reason}): "
+            "issue one with an EC P-256 or RSA 2048 key, signed with SHA-256"
+        ) from error
+    return context
+
+
+@contextlib.contextmanager
+def _as_path(content: bytes) -> Iterator[str]:
+    """Lend ``content`` a path, since ``load_cert_chain`` takes nothing else; it never reaches a disk."""
+    descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _server_name_callback(
+    loaded: Sequence[LoadedCertificate], contexts: Sequence[ssl.SSLContext]
+) -> ServerNameCallback:
+    # None: stay with the base context. The first certificate that has a name serves it.
+    exact: dict[str, ssl.SSLContext | None] = {}
+    wildcards: dict[str, ssl.SSLContext | None] = {}
+    for certificate, context in zip(loaded, [None, *contexts[1:]], strict=True):
+        for name in certificate.names.exact:
+            exact.setdefault(name.decode("ascii"), context)
+        for parent in certificate.names.wildcards:
+            wildcards.setdefault(parent.decode("ascii"), context)
+
+    def choose(sslobj: ssl.SSLObject, server_name: str | None, _base: ssl.SSLContext) -> None:
+        # Runs inside the handshake; an exception here would be an alert to the client and a traceback on stderr.
+        if server_name is None:
+            return
+        name = server_name.lower()
+        context = exact[name] if name in exact else wildcards.get(name.partition(".")[2])
+        if context is not None:
+            sslobj.context = context
+
+    return choose
+
+
+def _unused_warnings(loaded: Sequence[LoadedCertificate], label: str) -> Iterator[str]:
+    seen: set[bytes] = set()
+    for number, certificate in enumerate(loaded):
+        names = certificate.names.exact | {b"*." + parent for parent in certificate.names.wildcards}
+        if number and names <= seen:
+            yield (
+                f"{label}: certificate chain {certificate.info.path!r} is never served: "
+                "certificates before it have all its names"
+            )
+        seen |= names
+
+
+def _uncovered_warnings(loaded: Sequence[LoadedCertificate], site_hosts: Sequence[str], label: str) -> Iterator[str]:
+    if "*" in site_hosts:
+        # Then no request is misdirected (421), whatever the certificate says.
+        return
+    keys = {host: host.lower().strip("[]").removesuffix(".").encode("ascii", "replace") for host in site_hosts}
+    missing = [host for host, key in keys.items() if not any(certificate.names.covers(key) for certificate in loaded)]
+    if missing:
+        shown = ", ".join(missing[:_MAX_HOSTS_IN_WARNING])
+        more = len(missing) - _MAX_HOSTS_IN_WARNING
+        tail = f" and {more} more" if more > 0 else ""
+        yield f"{label}: no certificate covers {shown}{tail}: requests for these hosts get 421 on this listener"
+
+
+def _has_trust_folder() -> bool:
+    # OpenSSL reads a folder of CAs only when it verifies, so the store is still empty then.
+    paths = ssl.get_default_verify_paths()
+    try:
+        return bool(os.listdir(os.environ.get(paths.openssl_capath_env, paths.openssl_capath)))
+    except OSError:
+        return False
