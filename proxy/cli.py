@@ -1,0 +1,211 @@
+"""The command line: parses, calls, prints. Nothing is decided here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from proxy import __version__
+from proxy.budget import Limits, parse_limits, process_limits
+from proxy.config.load import load_settings
+from proxy.config.schema import Settings
+from proxy.demo.upstream import run_demo_upstream
+from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, OperatorError
+from proxy.master import quickstart
+from proxy.master.check import check
+from proxy.master.live import LiveLine
+from proxy.master.status_client import fetch_status, show_status
+from proxy.master.supervisor import Helper, Supervisor
+from proxy.worker.main import run_worker
+
+PROGRAM = "reverse-proxy"
+EXIT_INTERRUPTED = 130
+
+_DEMO_TEXT = """\
+reverse-proxy {version}: HTTPS in front of an embedded upstream. Ctrl-C ends it.
+
+  https://localhost:{port}/         a page (the certificate is self-signed: a browser asks once)
+  http://localhost:{redirect_port}/          redirects there
+  http://127.0.0.1:{health_port}/readyz    health
+
+Try:
+  curl -k https://localhost:{port}/
+  curl -i http://localhost:{redirect_port}/
+  curl http://127.0.0.1:{health_port}/readyz
+  head -c 100000000 /dev/zero | curl -k -T - https://localhost:{port}/echo | wc -c
+  WebSocket: wss://localhost:{port}/ws (the page has a box for it)
+  {program} status --socket {socket}
+
+Access log: {access_log}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns the exit status: 0 good, 1 a fault of this host or moment, 2 usage or configuration."""
+    try:
+        options = _parser().parse_args(arguments)
+        status: int = options.command(options)
+        sys.stdout.flush()
+    except OperatorError as error:
+        _complain(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        # Whoever read our output is gone; the interpreter's own flush at exit must not complain about it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return EXIT_RUNTIME
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    else:
+        return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=PROGRAM, description="A TLS-terminating reverse proxy.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="serve a configuration file, in the foreground", allow_abbrev=False)
+    run.add_argument("--config", required=True, metavar="FILE")
+    run.add_argument("--validate", action="store_true", help="check only, as the command `check` does")
+    run.set_defaults(command=_run, nofile=None, json=False)
+
+    checking = commands.add_parser("check", help="judge a configuration file; binds no port", allow_abbrev=False)
+    checking.add_argument("--config", required=True, metavar="FILE")
+    checking.add_argument(
+        "--nofile",
+        type=_limits,
+        metavar="SOFT[:HARD]",
+        help="judge against these descriptor limits instead of the shell's own; `unlimited` is accepted",
+    )
+    checking.add_argument("--json", action="store_true", help="for programs")
+    checking.set_defaults(command=_check)
+
+    serve = commands.add_parser("serve", help="a proxy in one line, without a file", allow_abbrev=False)
+    serve.add_argument(
+        "--to",
+        action="append",
+        required=True,
+        metavar="UPSTREAM",
+        help="HOST:PORT, http(s)://HOST[:PORT] or unix:/PATH",
+    )
+    serve.add_argument("--listen", action="append", metavar="[ADDRESS]:PORT", help="default :8443, all addresses")
+    serve.add_argument("--host", action="append", default=[], metavar="NAME", help="default: any")
+    serve.add_argument(
+        "--redirect", action="append", default=[], metavar="[ADDRESS]:PORT", help="plain HTTP; default off"
+    )
+    serve.add_argument("--health", metavar="ADDRESS:PORT", help="health endpoint; default off")
+    serve.set_defaults(command=_serve)
+
+    demo = commands.add_parser("demo", help="try it: HTTPS on localhost with an embedded upstream", allow_abbrev=False)
+    demo.add_argument("--port", type=_port, default=8443)
+    demo.add_argument("--redirect-port", type=_port, default=8080)
+    demo.add_argument("--health-port", type=_port, default=9900)
+    demo.set_defaults(command=_demo)
+
+    status = commands.add_parser("status", help="what a running instance says about itself", allow_abbrev=False)
+    where = status.add_mutually_exclusive_group()
+    where.add_argument("--config", metavar="FILE", help="of the instance to ask")
+    where.add_argument("--socket", metavar="PATH", help="admin socket of the instance to ask")
+    status.add_argument("--json", action="store_true", help="for programs")
+    status.set_defaults(command=_status)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.validate:
+        return _check(options)
+    return _supervise(load_settings(options.config))
+
+
+def _check(options: argparse.Namespace) -> int:
+    report = check(options.config, options.nofile or process_limits())
+    print(json.dumps(report.to_dict(), indent=2) if options.json else report.to_text())
+    for error in report.errors:
+        _complain(error)
+    return EXIT_USAGE if report.errors else EXIT_OK
+
+
+def _serve(options: argparse.Namespace) -> int:
+    settings = quickstart.serve_settings(
+        to=options.to,
+        listen=options.listen or [":8443"],
+        hosts=options.host,
+        redirect=options.redirect,
+        health=options.health,
+        environ=os.environ,
+    )
+    quickstart.make_private_folder(settings.state_dir)
+    return _supervise(settings)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as upstream:
+        settings = quickstart.demo_settings(
+            port=options.port,
+            redirect_port=options.redirect_port,
+            health_port=options.health_port,
+            upstream_port=upstream.getsockname()[1],
+            environ=os.environ,
+        )
+        quickstart.make_private_folder(settings.state_dir)
+        text = _DEMO_TEXT.format(
+            version=__version__,
+            program=PROGRAM,
+            port=options.port,
+            redirect_port=options.redirect_port,
+            health_port=options.health_port,
+            socket=settings.admin.socket,
+            access_log=settings.access_log.path,
+        )
+
+        def serve_upstream() -> int:
+            run_demo_upstream(upstream)
+            return EXIT_OK
+
+        return Supervisor(
+            settings,
+            run_worker,
+            helpers=[Helper("demo upstream", serve_upstream, upstream)],
+            on_ready=lambda: print(text, flush=True),
+            live=(lambda permits: LiveLine(sys.stdout, permits)) if sys.stdout.isatty() else None,
+        ).run()
+
+
+def _status(options: argparse.Namespace) -> int:
+    if options.socket is not None:
+        paths = [options.socket]
+    elif options.config is not None:
+        paths = [load_settings(options.config).admin.socket]
+    else:
+        paths = quickstart.admin_sockets(os.environ)
+    document = fetch_status(paths)
+    if options.json:
+        print(json.dumps(document, indent=2))
+    else:
+        show_status(document, sys.stdout)
+    return EXIT_OK
+
+
+def _supervise(settings: Settings) -> int:
+    return Supervisor(settings, run_worker).run()
+
+
+def _complain(message: str) -> None:
+    print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
+
+
+def _limits(text: str) -> Limits:
+    try:
+        return parse_limits(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give a number from 1 to 65535")
+    return int(text)

@@ -1,0 +1,69 @@
+"""`reverse-proxy check`: everything that `run` would judge, every fault at once, without binding a port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from proxy.budget import Budget, Limits, to_dict, to_text
+from proxy.config.load import load_settings
+from proxy.errors import OperatorError
+from proxy.master.plan import load_tls, make_plan, require_logs, require_state_dir
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``budget`` is None when the file itself is not acceptable."""
+
+    path: str
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+    budget: Budget | None
+
+    def to_dict(self) -> Mapping[str, object]:
+        return {
+            "path": self.path,
+            "ok": not self.errors,
+            "errors": list(self.errors),
+            "warnings": list(self.warnings),
+            "budget": None if self.budget is None else to_dict(self.budget),
+        }
+
+    def to_text(self) -> str:
+        """The arithmetic, warnings and verdict; the errors are the caller's to print."""
+        lines = [] if self.budget is None else [to_text(self.budget)]
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        if not self.errors:
+            lines.append(f"{self.path}: good")
+        return "\n".join(lines)
+
+
+def check(path: str, limits: Limits) -> Report:
+    """Judge the configuration file at ``path`` for a process under ``limits``."""
+    try:
+        settings = load_settings(path)
+        plan = make_plan(settings, limits)
+    except OperatorError as error:
+        return Report(path, (str(error),), (), None)
+    errors = list(plan.budget.refusals)
+    warnings = list(plan.listen.skipped)
+
+    def judge(part: Callable[[], object]) -> None:
+        try:
+            part()
+        except OperatorError as error:
+            errors.append(str(error))
+
+    def tls() -> None:
+        loaded = load_tls(plan, store=False).listeners
+        warnings.extend(warning for one in loaded for warning in one.warnings)
+        warnings.extend(
+            f"listener {where.address} has no certificate: it serves a self-signed one, which clients do not trust"
+            for where, one in zip(plan.listen.https, loaded, strict=True)
+            if one.self_signed
+        )
+
+    judge(lambda: require_logs(settings))
+    judge(lambda: require_state_dir(settings, plan.listen))
+    judge(tls)
+    return Report(path, tuple(errors), tuple(warnings), plan.budget)

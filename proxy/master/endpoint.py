@@ -1,0 +1,186 @@
+"""A small HTTP/1.1 server for the control plane: our accept loop, h11 for the protocol, one answer a request.
+
+It is for probes and the operator's own tools: requests have no body, answers are whole, a connection ends after
+``CONNECTION_SECS`` whatever it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import h11
+
+from proxy.net.accept import AcceptLoop
+from proxy.net.admission import Permit, Permits
+from proxy.observe.events import Reporter
+
+CONNECTION_SECS = 10.0
+LAST_ANSWER_SECS = CONNECTION_SECS / 2
+"""An answer later than this says ``Connection: close``: a request must not meet a connection that is about to end."""
+MAX_HEAD_BYTES = 8192
+_RECEIVE_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    allow: str = ""
+
+
+Handler = Callable[[str, str], Answer]
+"""Of (method, path without the query); answers GET and HEAD alike."""
+
+
+def text_answer(status: int, text: str) -> Answer:
+    return Answer(status, text.encode() + b"\n")
+
+
+def get_only(routes: dict[str, Callable[[], Answer]]) -> Handler:
+    """A handler that answers GET and HEAD from a table of paths: others 404, other methods 405 (RFC 9110 15.5.6)."""
+
+    def handle(method: str, path: str) -> Answer:
+        route = routes.get(path)
+        if route is None:
+            return text_answer(404, "not found: " + " ".join(routes))
+        if method not in ("GET", "HEAD"):
+            return Answer(405, b"only GET and HEAD\n", allow="GET, HEAD")
+        return route()
+
+    return handle
+
+
+class Endpoint:
+    """One listening socket (owned by the caller) and its connections."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        listener: socket.socket,
+        *,
+        label: str,
+        max_connections: int,
+        handler: Handler,
+        reporter: Reporter,
+    ) -> None:
+        self._loop = loop
+        self._handler = handler
+        self._reporter = reporter
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._accept = AcceptLoop(
+            loop,
+            listener,
+            label=label,
+            permits=Permits(max_connections),
+            on_accept=self._on_accept,
+            reporter=reporter,
+            cells=None,
+        )
+
+    def start(self) -> None:
+        self._accept.start()
+
+    async def stop(self) -> None:
+        """Accept nothing more and end the connections there are."""
+        self._accept.stop()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _on_accept(self, sock: socket.socket, _peer: object, permit: Permit) -> None:
+        task = self._loop.create_task(self._serve(sock))
+        self._tasks.add(task)
+
+        # Not in the task's own ``finally``: a task cancelled before its first step never runs any of its code.
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            sock.close()
+            permit.release()
+
+        task.add_done_callback(done)
+
+    async def _serve(self, sock: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(CONNECTION_SECS):
+                await self._exchanges(sock)
+        except (TimeoutError, OSError):
+            return  # the client is slow or gone: its own affair
+        except Exception as error:  # noqa: BLE001  a fault of ours ends this connection, not the control plane
+            self._reporter.report("control.request_failed", "a control request failed", exc=error)
+
+    async def _exchanges(self, sock: socket.socket) -> None:
+        started_at = time.monotonic()
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        while True:
+            close = time.monotonic() - started_at > LAST_ANSWER_SECS
+            head = False
+            try:
+                request = await self._next(sock, connection)
+                if not isinstance(request, h11.Request):
+                    return
+                head = request.method == b"HEAD"
+                if _has_body(request):
+                    close = True
+                    answer = text_answer(413, "a body is not accepted here")
+                else:
+                    await self._next(sock, connection)  # the end of the message, which is in the buffer already
+                    path = request.target.partition(b"?")[0].decode("ascii", "replace")
+                    answer = self._handler(request.method.decode("ascii"), path)
+            except h11.RemoteProtocolError as error:
+                close = True
+                answer = text_answer(error.error_status_hint, "bad request")
+            await self._send(sock, connection, answer, close=close, head=head)
+            if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_WR)
+                return
+            connection.start_next_cycle()
+
+    async def _next(self, sock: socket.socket, connection: h11.Connection) -> h11.Event | None:
+        """The next event, None when the client has closed. Raises RemoteProtocolError."""
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(await self._loop.sock_recv(sock, _RECEIVE_BYTES))
+            elif isinstance(event, h11.ConnectionClosed) or not isinstance(event, h11.Event):
+                return None
+            else:
+                return event
+
+    async def _send(
+        self, sock: socket.socket, connection: h11.Connection, answer: Answer, *, close: bool, head: bool
+    ) -> None:
+        fields = [
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            ("Cache-Control", "no-store"),
+        ]
+        if answer.allow:
+            fields.append(("Allow", answer.allow))
+        if close:
+            fields.append(("Connection", "close"))
+        data = (
+            connection.send(
+                h11.Response(status_code=answer.status, headers=fields, reason=http.HTTPStatus(answer.status).phrase)
+            )
+            or b""
+        )
+        if not head:
+            data += connection.send(h11.Data(data=answer.body)) or b""
+        data += connection.send(h11.EndOfMessage()) or b""
+        await self._loop.sock_sendall(sock, data)
+
+
+def _has_body(request: h11.Request) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+        for name, value in request.headers
+    )

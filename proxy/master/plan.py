@@ -1,0 +1,115 @@
+"""What a configuration comes to on this host: effective listeners, the descriptor budget, and what `run` would meet.
+
+Nothing here binds a port, so `check` can call all of it beside a running instance.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.budget import LOGS, Budget, Inputs, Limits, Verdict, calculate, to_text
+from proxy.config.schema import Settings, UpstreamTls
+from proxy.errors import ConfigError
+from proxy.master.listeners import ListenPlan, plan_listeners
+from proxy.observe.writer import check_path
+from proxy.tls.contexts import ListenerTls, load_listener_tls, upstream_context
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A configuration judged on this host. ``budget.verdict`` may be a refusal: see ``require_budget``."""
+
+    settings: Settings
+    listen: ListenPlan
+    budget: Budget
+
+
+@dataclass(frozen=True, slots=True)
+class TlsMaterial:
+    """The contexts, made once and before any fork, so that session tickets hold across workers.
+
+    ``listeners`` in the order of the plan's https listeners.
+    """
+
+    listeners: tuple[ListenerTls, ...]
+    upstream: Mapping[UpstreamTls, ssl.SSLContext]
+
+
+def make_plan(settings: Settings, limits: Limits) -> Plan:
+    """Judge ``settings`` under ``limits``. Raises ConfigError for an address that cannot be read."""
+    listen = plan_listeners(settings)
+    return Plan(settings, listen, calculate(budget_inputs(settings, listen), limits))
+
+
+def budget_inputs(settings: Settings, listen: ListenPlan) -> Inputs:
+    """The budget's view of the settings; a listener that is off costs nothing."""
+    health = 0 if listen.health is None else 1
+    return Inputs(
+        workers=settings.workers,
+        max_connections=settings.max_connections,
+        max_upstream_connections=settings.max_upstream_connections,
+        https_listeners=len(listen.https),
+        redirect_listeners=len(listen.redirect),
+        redirect_cap=settings.redirect.max_connections if listen.redirect else 0,
+        health_cap=settings.health.max_connections * health,
+        admin_cap=settings.admin.max_connections,
+        control_listeners=health + 1,
+        logs=LOGS,
+    )
+
+
+def require_budget(budget: Budget) -> None:
+    """Raise ConfigError with the arithmetic when the budget is refused."""
+    if budget.verdict is Verdict.REFUSED:
+        raise ConfigError("\n".join([*budget.refusals, to_text(budget)]))
+
+
+def require_logs(settings: Settings) -> None:
+    """Raise ConfigError or StartError when a log could not be opened. Creates nothing."""
+    if settings.access_log.path != "off":
+        check_path(settings.access_log.path, key="access_log.path")
+    check_path(settings.event_log.path, key="event_log.path")
+
+
+def require_state_dir(settings: Settings, listen: ListenPlan) -> None:
+    """Raise ConfigError when a self-signed certificate is needed and could not be kept. Creates nothing."""
+    folder = settings.state_dir
+    while not os.path.exists(folder) and os.path.dirname(folder) != folder:
+        folder = os.path.dirname(folder)
+    usable = os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
+    if not usable and not all(one.listener.certificates for one in listen.https):
+        raise ConfigError(
+            f"state_dir = {settings.state_dir!r} cannot be written by uid {os.geteuid()}, and a listener without"
+            " certificates keeps its self-signed one there: give it certificates, or set another state_dir"
+        )
+
+
+def load_tls(plan: Plan, *, store: bool) -> TlsMaterial:
+    """Load every certificate and trust store; with ``store`` false nothing is written.
+
+    Raises ConfigError for what is missing, unreadable or does not match, StartError for an unusable state folder.
+    """
+    settings = plan.settings
+    hosts = tuple(host for site in settings.sites for host in site.hosts)
+    loaded = tuple(
+        load_listener_tls(
+            one.listener, label=str(one.address), site_hosts=hosts, state_dir=settings.state_dir, store=store
+        )
+        for one in plan.listen.https
+    )
+    return TlsMaterial(loaded, {options: upstream_context(options) for options in _upstream_tls(settings)})
+
+
+def _upstream_tls(settings: Settings) -> set[UpstreamTls]:
+    """Each distinct way in which some route verifies an https upstream."""
+    found = set()
+    for site in settings.sites:
+        for options in (site, *site.routes):
+            upstreams = site.upstreams if options.upstreams is None else options.upstreams
+            tls = site.upstream_tls if options.upstream_tls is None else options.upstream_tls
+            if any(upstream.startswith("https:") for upstream in upstreams or ()):
+                found.add(tls or UpstreamTls())
+    return found

@@ -1,0 +1,323 @@
+"""The master: binds, forks, restarts, drains. No event loop and no thread, so that a fork is always safe.
+
+All signals it cares for stay blocked and are taken one at a time with sigtimedwait(2): nothing is ever interrupted, and
+nothing is lost between a look and a wait.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import setproctitle
+
+from proxy.budget import process_limits, shares
+from proxy.config.effective import effective_https_port
+from proxy.config.schema import Settings
+from proxy.errors import EXIT_OK, StartError
+from proxy.master.announce import report_ready, report_start, status_facts
+from proxy.master.children import Child, describe_end
+from proxy.master.control import SOURCE as CONTROL
+from proxy.master.control import ControlContext, run_control
+from proxy.master.live import LiveLine
+from proxy.master.plan import load_tls, make_plan, require_budget, require_logs
+from proxy.master.sockets import BoundSockets
+from proxy.observe import counters
+from proxy.observe.counters import CounterBook
+from proxy.observe.events import ChannelReporter, open_channel
+from proxy.worker.main import WorkerContext
+
+READY_TIMEOUT_SECS = 30.0
+READY_POLL_SECS = 0.02
+TICK_SECS = 1.0
+DRAIN_GRACE_SECS = 5.0
+"""A worker ends by itself after drain_timeout_secs; so much later it is killed."""
+HELPER_STOP_SECS = 5.0
+
+_STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_SIGNALS = _STOP | {signal.SIGCHLD, signal.SIGUSR1}
+
+RunWorker = Callable[[WorkerContext], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """A further child beside the workers (the demo's upstream), ended after them.
+
+    ``entry`` runs in the child; ``sock`` is its listening socket, which no other child keeps.
+    """
+
+    name: str
+    entry: Callable[[], int]
+    sock: socket.socket
+
+
+class Supervisor:
+    """One run of the appliance, from the settings to the exit status.
+
+    Constructing it does all that can fail for the operator's reasons: it raises ConfigError or StartError, and leaves
+    nothing open then.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_worker: RunWorker,
+        *,
+        helpers: Sequence[Helper] = (),
+        on_ready: Callable[[], None] = lambda: None,
+        live: Callable[[int], LiveLine] | None = None,
+    ) -> None:
+        """``on_ready`` is called once, when all workers accept; ``live`` makes the live line from the permits."""
+        self._settings = settings
+        self._run_worker = run_worker
+        self._on_ready = on_ready
+        self._plan = make_plan(settings, process_limits())
+        require_budget(self._plan.budget)
+        require_logs(settings)
+        if self._plan.budget.raise_to is not None:
+            _raise_soft_limit(self._plan.budget.raise_to)
+        self._tls = load_tls(self._plan, store=True)
+        self._bound = BoundSockets(self._plan, self._tls)
+        self._book = CounterBook(settings.workers)
+        self._read_end, self._channel = open_channel()
+        self._reporter = ChannelReporter("master", self._channel, None)
+        self._private = [*self._bound.all, self._read_end, *(helper.sock for helper in helpers)]
+        self._started_at = time.monotonic()
+        self._flushed_at = 0.0
+        self._live = None if live is None else live(self._plan.budget.max_connections)
+        self._control = self._control_child()
+        self._helpers = tuple(self._helper_child(helper) for helper in helpers)
+        self._workers = tuple(self._worker_child(slot) for slot in range(settings.workers))
+        self._all = (self._control, *self._helpers, *self._workers)
+
+    def run(self) -> int:
+        """Start, supervise until a signal, drain. Returns the exit status.
+
+        Raises StartError when a child does not become ready; then none of them is left.
+        """
+        setproctitle.setproctitle("reverse-proxy: master")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            if self._start():
+                self._on_ready()
+                self._supervise()
+        finally:
+            self._stop()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return EXIT_OK
+
+    def _start(self) -> bool:
+        """Start every child and wait until the workers are ready. False when a signal asked for the end meanwhile."""
+        report_start(self._reporter, self._plan, self._tls)
+        for child in self._all:
+            try:
+                child.start(time.monotonic())
+            except OSError as error:
+                raise StartError(f"cannot start {child.name}: {error.strerror}") from error
+        deadline = time.monotonic() + READY_TIMEOUT_SECS
+        while waiting := [slot for slot in range(self._book.slots) if not self._book.page(slot)[counters.READY]]:
+            if time.monotonic() >= deadline:
+                raise StartError(f"worker {waiting[0]} was not ready in {READY_TIMEOUT_SECS:.0f} s: see the event log")
+            number = self._next_signal(READY_POLL_SECS)
+            if number in _STOP:
+                return False
+            for child, end in self._reap():
+                raise StartError(f"{child.name} ended while starting ({end}): see the event log")
+        report_ready(self._reporter, self._plan, self._bound)
+        self._reporter.flush()
+        return True
+
+    # The children.
+
+    def _worker_child(self, slot: int) -> Child:
+        settings, budget = self._settings, self._plan.budget
+        context = WorkerContext(
+            slot=slot,
+            settings=settings,
+            https=self._bound.https[slot],
+            redirect=self._bound.redirect[slot],
+            permits=shares(budget.max_connections, settings.workers)[slot],
+            upstream_permits=shares(budget.max_upstream_connections, settings.workers)[slot],
+            redirect_permits=shares(settings.redirect.max_connections, settings.workers)[slot],
+            https_port=effective_https_port(settings),
+            cells=self._book.page(slot),
+            channel=self._channel,
+            upstream_contexts=self._tls.upstream,
+        )
+        own = [one.sock for one in (*context.https, *context.redirect)]
+        name = f"worker {slot}"
+        return Child(name, self._entry(lambda: self._run_worker(context), own), self._crash_reporter(name), slot)
+
+    def _control_child(self) -> Child:
+        context = ControlContext(
+            settings=self._settings,
+            book=self._book,
+            read_end=self._read_end,
+            channel=self._channel,
+            health=self._bound.health,
+            admin=self._bound.admin,
+            permits=shares(self._plan.budget.max_connections, self._settings.workers),
+            facts=status_facts(self._plan, self._tls, self._bound),
+            started_at=self._started_at,
+        )
+        own = [self._read_end, self._bound.admin]
+        if self._bound.health is not None:
+            own.append(self._bound.health)
+
+        def on_crash(error: BaseException) -> None:
+            # It writes the event log, so its own end cannot be told there.
+            print(f"reverse-proxy: {CONTROL} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+        return Child(CONTROL, self._entry(lambda: run_control(context), own), on_crash)
+
+    def _helper_child(self, helper: Helper) -> Child:
+        return Child(helper.name, self._entry(helper.entry, [helper.sock]), self._crash_reporter(helper.name))
+
+    def _entry(self, entry: Callable[[], int], own: Sequence[socket.socket]) -> Callable[[], int]:
+        """``entry`` in a child that holds no socket of another process: else a port would outlive its owner."""
+
+        def run() -> int:
+            for sock in self._private:
+                if sock not in own:
+                    sock.close()
+            return entry()
+
+        return run
+
+    def _crash_reporter(self, name: str) -> Callable[[BaseException], None]:
+        def report(error: BaseException) -> None:
+            reporter = ChannelReporter(name, self._channel, None)
+            reporter.report(f"{_kind(name)}.failed", f"{name} failed: {type(error).__name__}", exc=error)
+            reporter.flush()
+
+        return report
+
+    # Supervision.
+
+    def _supervise(self) -> None:
+        while True:
+            number = self._next_signal(self._timeout_secs())
+            if number is not None and number in _STOP:
+                self._reporter.report("stopping", "draining", level="info", signal=signal.Signals(number).name)
+                self._reporter.flush()
+                return
+            if number == signal.SIGUSR1:
+                for child in (self._control, *self._workers):
+                    child.send(signal.SIGUSR1)
+                self._reporter.report("logs.reopened", "the logs are opened again", level="info")
+            for child, end in self._reap():
+                pause_secs = child.ended(time.monotonic())
+                self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)
+            self._restart_due()
+
+    def _timeout_secs(self) -> float:
+        now = time.monotonic()
+        due = [child.restart_at - now for child in self._all if child.restart_at is not None]
+        return max(0.0, min([TICK_SECS, *due]))
+
+    def _next_signal(self, timeout_secs: float) -> int | None:
+        """Wait for a signal; None when there was none in time. The once-a-second work is done here."""
+        found = signal.sigtimedwait(_SIGNALS, timeout_secs)
+        now = time.monotonic()
+        if now - self._flushed_at >= TICK_SECS:
+            self._flushed_at = now
+            self._reporter.flush()
+            if self._live is not None:
+                self._live.draw(self._book, now)
+        return None if found is None else found.si_signo
+
+    def _reap(self) -> list[tuple[Child, str]]:
+        """The children that have ended, with how. Orphans, which PID 1 of a container inherits, are reaped too."""
+        ended: list[tuple[Child, str]] = []
+        while True:
+            try:
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended
+            if pid == 0:
+                return ended
+            for child in self._all:
+                if child.pid == pid:
+                    child.pid = None
+                    if child.slot is not None:
+                        self._book.clear_gauges(child.slot)
+                    ended.append((child, describe_end(wait_status)))
+
+    def _restart_due(self) -> None:
+        now = time.monotonic()
+        for child in self._all:
+            if child.restart_at is None or child.restart_at > now:
+                continue
+            try:
+                child.start(now)
+            except OSError as error:
+                pause_secs = child.postpone(now)
+                self._report_death(child, f"{child.name} cannot be started", str(error.strerror), pause_secs)
+
+    def _report_death(self, child: Child, message: str, end: str, pause_secs: float) -> None:
+        self._reporter.report(
+            f"{_kind(child.name)}.died",
+            message,
+            process=child.name,
+            status=end,
+            restart_in_secs=pause_secs,
+            restarts=child.restarts,
+        )
+
+    # Stop.
+
+    def _stop(self) -> None:
+        """Drain the workers, then end the rest, the control process last: it writes the others' final events."""
+        if self._live is not None:
+            self._live.clear()
+            self._live = None
+        self._end(self._workers, self._settings.drain_timeout_secs + DRAIN_GRACE_SECS)
+        self._end(self._helpers, HELPER_STOP_SECS)
+        self._reporter.report("stopped", "stopped", level="info")
+        self._reporter.flush()
+        self._end([self._control], HELPER_STOP_SECS)
+        self._bound.close()
+        for sock in (self._read_end, self._channel):
+            sock.close()
+
+    def _end(self, children: Sequence[Child], timeout_secs: float) -> None:
+        """SIGTERM, and SIGKILL after ``timeout_secs`` or at another signal that asks for the end."""
+        for child in children:
+            child.restart_at = None
+            child.send(signal.SIGTERM)
+        deadline = time.monotonic() + timeout_secs
+        self._reap()
+        killed = False
+        while any(child.pid is not None for child in children):
+            left_secs = deadline - time.monotonic()
+            number = self._next_signal(TICK_SECS if killed else min(TICK_SECS, max(0.0, left_secs)))
+            self._reap()
+            if killed or (left_secs > 0 and number not in _STOP):
+                continue
+            killed = True
+            for child in children:
+                if child.pid is not None:
+                    self._reporter.report(
+                        "killed", f"{child.name} had not ended yet", level="warning", process=child.name
+                    )
+                    child.send(signal.SIGKILL)
+
+
+def _kind(name: str) -> str:
+    """``worker`` of ``worker 3``: signatures come from a closed set."""
+    return name.partition(" ")[0]
+
+
+def _raise_soft_limit(soft: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    except (OSError, ValueError) as error:
+        raise StartError(f"cannot raise the soft descriptor limit to {soft}: {error}") from error
