@@ -60,9 +60,10 @@ def self_signed_certificate(
             if found is not None:
                 return found
             made = assemble(*_make(names, now), path)
-            _replace(path, made.pem)
+            # The pair last: whoever is interrupted before it begins anew the next time.
             certificate = made.pem[made.pem.index(b"-----BEGIN CERTIFICATE") :]
             _replace(os.path.join(folder, CERTIFICATE_FILE), certificate)
+            _replace(path, made.pem)
             return made
     except OSError as error:
         raise StartError(
