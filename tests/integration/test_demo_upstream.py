@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import html
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from tests.harness import Wire, alive, connect_tcp, descriptor_count, wait_until
+from tests.harness import alive, connect_tcp, descriptor_count, wait_until
+from tests.harness.programs import Demo, demo_upstream
 
-SERVE = """
-import socket, sys
-from proxy.demo.upstream import run_demo_upstream
-run_demo_upstream(socket.socket(fileno=int(sys.argv[1])))
-"""
 WEBSOCKET_HEAD = (
     b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -29,35 +20,15 @@ WEBSOCKET_HEAD = (
 ALIVE_AND_WELL = b"GET /status/200 HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@dataclass(frozen=True)
-class Demo:
-    port: int
-    process: subprocess.Popen[bytes]
-    stderr: Path
-
-    def connect(self) -> Wire:
-        return connect_tcp(self.port)
-
-
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    stderr = tmp_path_factory.mktemp("demo") / "stderr"
-    with socket.create_server(("127.0.0.1", 0)) as listener, stderr.open("wb") as err:
-        command = [sys.executable, "-c", SERVE, str(listener.fileno())]
-        process = subprocess.Popen(command, pass_fds=[listener.fileno()], stderr=err)
-        port = listener.getsockname()[1]
-    try:
-        yield Demo(port, process, stderr)
-        process.terminate()
-        assert process.wait(10) == 0
-        assert stderr.read_text() == "", "it has nothing to say, tracebacks least of all"
-    finally:
-        process.kill()
-        process.wait()
+    with demo_upstream(tmp_path_factory.mktemp("demo") / "output") as demo:
+        yield demo
+    assert demo.output.read_text() == "", "it has nothing to say, tracebacks least of all"
 
 
 def test_page_shows_the_request_as_received(demo: Demo) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         response = wire.request(
             b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Odd: <b>&\xe9\r\nVia: 1.1 proxy\r\nConnection: close\r\n\r\n"
         )
@@ -72,12 +43,12 @@ def test_page_shows_the_request_as_received(demo: Demo) -> None:
 
 
 def test_page_does_not_claim_a_proxy_that_was_not_there(demo: Demo) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         assert b"came directly" in wire.request(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").body
 
 
 def test_echo_returns_method_target_fields_and_body(demo: Demo) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         response = wire.request(
             b"PATCH /echo?a=%20b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
@@ -88,7 +59,7 @@ def test_echo_returns_method_target_fields_and_body(demo: Demo) -> None:
 
 
 def test_echo_streams_while_the_body_still_comes(demo: Demo) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         wire.send(b"POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nfirst")
         wire.read_until(b"first")
         wire.send(b"-last")
@@ -96,7 +67,7 @@ def test_echo_streams_while_the_body_still_comes(demo: Demo) -> None:
 
 
 def test_echo_invites_a_body_that_waits(demo: Demo) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         wire.send(b"PUT /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
         assert wire.read_response().status == 100
         wire.send(b"ok")
@@ -105,35 +76,35 @@ def test_echo_invites_a_body_that_waits(demo: Demo) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 65_536, 1_000_003])
 def test_bytes_sends_so_many(demo: Demo, count: int) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         response = wire.request(b"GET /bytes/%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % count)
         assert response.get("content-length") == str(count)
         assert len(response.body) == count
 
 
 def test_head_has_no_body(demo: Demo) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         for target in (b"/", b"/echo", b"/bytes/1000", b"/slow?secs=60", b"/status/404", b"/nothing"):
             wire.request(b"HEAD %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
         assert wire.request(ALIVE_AND_WELL).status == 200
 
 
 def test_slow_trickles(demo: Demo) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         response = wire.request(b"GET /slow?secs=0.7 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert response.body.count(b"\n") == 2
 
 
 @pytest.mark.parametrize("secs", ["-1", "nan", "inf", "9999", "x"])
 def test_slow_refuses_what_is_no_duration(demo: Demo, secs: str) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         response = wire.request(f"GET /slow?secs={secs} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert response.status == 400
 
 
 @pytest.mark.parametrize("status", [200, 204, 304, 404, 418, 503, 599])
 def test_status_answers_that_status(demo: Demo, status: int) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         assert wire.request(b"GET /status/%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % status).status == status
         assert wire.request(ALIVE_AND_WELL).status == 200
 
@@ -142,13 +113,13 @@ def test_status_answers_that_status(demo: Demo, status: int) -> None:
     "target", ["/nothing", "/status/100", "/status/600", "/status/2000", "/bytes/-1", "/bytes/x", "*"]
 )
 def test_anything_else_is_not_found(demo: Demo, target: str) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         assert wire.request(f"OPTIONS {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()).status == 404
 
 
 @pytest.mark.parametrize("body", [b"x" * 100_000, b""])
 def test_unread_body_does_not_disturb_the_next_request(demo: Demo, body: bytes) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
         assert wire.request(head + body).status == 404
         assert wire.request(ALIVE_AND_WELL).status == 200
@@ -163,7 +134,7 @@ def test_websocket_echoes_text_and_bytes(demo: Demo) -> None:
 
 
 def test_websocket_without_its_key_is_refused(demo: Demo) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         response = wire.request(
             b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
         )
@@ -192,9 +163,9 @@ def test_websocket_elsewhere_is_refused(demo: Demo) -> None:
 )
 @pytest.mark.parametrize("ending", ["end", "reset"])
 def test_odd_input_ends_its_own_connection_only(demo: Demo, garbage: bytes, ending: str) -> None:
-    with demo.connect() as other:
+    with connect_tcp(demo.port) as other:
         assert other.request(ALIVE_AND_WELL).status == 200
-        with demo.connect() as wire:
+        with connect_tcp(demo.port) as wire:
             wire.send(garbage)
             if ending == "end":
                 wire.end()
@@ -206,10 +177,10 @@ def test_odd_input_ends_its_own_connection_only(demo: Demo, garbage: bytes, endi
 
 
 def test_closed_connections_give_their_descriptors_back(demo: Demo) -> None:
-    with demo.connect() as wire:
+    with connect_tcp(demo.port) as wire:
         assert wire.request(ALIVE_AND_WELL).status == 200
         before = descriptor_count(demo.process.pid)
-        wires = [demo.connect() for _ in range(10)]
+        wires = [connect_tcp(demo.port) for _ in range(10)]
         for one in wires:
             assert one.request(ALIVE_AND_WELL).status == 200
         assert descriptor_count(demo.process.pid) >= before + 10
@@ -219,19 +190,14 @@ def test_closed_connections_give_their_descriptors_back(demo: Demo) -> None:
 
 
 def test_sigterm_ends_it_with_connections_open(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-c", SERVE, str(listener.fileno())]
-        process = subprocess.Popen(command, pass_fds=[listener.fileno()], stderr=subprocess.PIPE)
-        port = listener.getsockname()[1]
-    try:
-        with connect_tcp(port) as idle, connect_tcp(port) as busy:
-            assert idle.request(ALIVE_AND_WELL).status == 200
-            busy.send(b"GET /slow?secs=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            busy.read_until(b"seconds\n")
-            process.send_signal(signal.SIGTERM)
-            _, stderr = process.communicate(timeout=10)
-            assert process.returncode == 0
-            assert stderr == b""
-    finally:
-        process.kill()
-        process.wait()
+    with (
+        demo_upstream(tmp_path / "output") as own,  # asserts the exit code
+        connect_tcp(own.port) as idle,
+        connect_tcp(own.port) as busy,
+    ):
+        assert idle.request(ALIVE_AND_WELL).status == 200
+        busy.send(b"GET /slow?secs=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        busy.read_until(b"seconds\n")
+        own.process.terminate()
+        own.process.wait(10)
+    assert own.output.read_text() == ""
