@@ -178,9 +178,10 @@ class Browser:
                 self.complaints.append(json.dumps(details))
 
     def open(self, url: str) -> None:
-        """Goes to ``url``."""
+        """Goes to ``url``; returns when the page has loaded."""
         result = self.command("Page.navigate", url=url)
         assert "errorText" not in result, result
+        wait_until(lambda: self.evaluate("document.readyState") == "complete", "the page has loaded", 30)
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
