@@ -119,7 +119,7 @@ class AcceptLoop:
                 return
             try:
                 sock, peer = self._listener.accept()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the listener survives whatever accept raises
                 permit.release()
                 if not self._on_error(error):
                     return
@@ -130,7 +130,7 @@ class AcceptLoop:
             try:
                 sock.setblocking(False)
                 self._on_accept(sock, peer, permit)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - one connection's fault is not the listener's
                 sock.close()
                 permit.release()
                 self._reporter.report(

@@ -39,6 +39,7 @@ class Deadlines:
         self._order: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_bucket = 0
+        self._done = 0  # the newest bucket that was looked through: what is already late goes into the next one
 
     def watch(self, item: Deadlined, when: float) -> None:
         """Look at ``item`` at ``when`` (monotonic seconds), or up to a granularity later."""
@@ -46,7 +47,7 @@ class Deadlines:
             return
         if item.due != inf:
             self._buckets[int(item.due / GRANULARITY_SECS)].discard(item)
-        bucket = int(when / GRANULARITY_SECS) + 1
+        bucket = max(int(when / GRANULARITY_SECS), self._done) + 1
         item.due = (bucket + 0.5) * GRANULARITY_SECS
         items = self._buckets.get(bucket)
         if items is None:
@@ -73,7 +74,7 @@ class Deadlines:
     def _on_timer(self) -> None:
         self._timer = None
         now = monotonic()
-        current = int(now / GRANULARITY_SECS)
+        current = self._done = int(now / GRANULARITY_SECS)
         try:
             while self._order and self._order[0] <= current:
                 items = self._buckets[self._order[0]]

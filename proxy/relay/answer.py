@@ -1,0 +1,93 @@
+"""What a response looks like on its way to the client, and the responses that the proxy makes itself."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from proxy.protocol.http1 import ResponseHead
+from proxy.relay.context import RelayContext
+from proxy.route.table import RouteEntry
+
+CLIENT_GONE = 499
+"""For the access log only: the client closed before it had an answer (nginx's number)."""
+
+NO_LENGTH_STATUS = frozenset((204, 304))
+CONNECTION_CLOSE = b"Connection: close\r\n"
+CONNECTION_KEEP_ALIVE = b"Connection: keep-alive\r\n"
+TRANSFER_CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+_REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class PreparedResponse:
+    """An upstream's head for the client, but for framing and Connection: the same for the same head and route."""
+
+    __slots__ = ("route", "start")
+
+    def __init__(self, head: ResponseHead, route: RouteEntry, date: bytes) -> None:
+        self.route = route
+        replaced = {name.lower() for name, _ in route.set_response_headers} | route.remove_response_headers
+        lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
+        has_date = False
+        for lower, name, value in head.fields:
+            if lower in head.hop_by_hop or lower in _FRAMING or lower in replaced:
+                continue
+            if lower == b"date":
+                has_date = True
+            lines.append(b"%b: %b" % (name, value))
+        lines.extend(b"%b: %b" % (name, value) for name, value in route.set_response_headers)
+        if not has_date and not head.interim and head.status != 101:
+            lines.append(b"Date: " + date)  # RFC 9110 section 6.6.1
+        if head.content_length is not None and head.status != 204 and not head.interim and head.status != 101:
+            lines.append(b"Content-Length: %d" % head.content_length)
+        lines.append(b"")
+        self.start = b"\r\n".join(lines)
+
+
+_FRAMING = frozenset((b"content-length", b"transfer-encoding"))
+
+
+def prepare_response(context: RelayContext, head: ResponseHead, route: RouteEntry) -> bytes:
+    """The start of the head for the client, kept with the upstream's head while the date stands in it."""
+    memo = head.memo
+    if isinstance(memo, PreparedResponse) and memo.route is route:
+        return memo.start
+    prepared = PreparedResponse(head, route, context.date())
+    if head.get(b"date") is not None:
+        head.memo = prepared
+    return prepared.start
+
+
+def own_response(
+    context: RelayContext,
+    status: int,
+    *,
+    method: bytes,
+    request_id: bytes,
+    close: bool,
+    version: int = 11,
+    location: bytes | None = None,
+    retry_after_secs: int | None = None,
+) -> tuple[bytes, int]:
+    """A response of the proxy's own: its bytes and the size of its body (0 for HEAD)."""
+    reason = _REASONS.get(status, b"Error")
+    body = b"%d %b\n\nrequest id: %b\n" % (status, reason, request_id)
+    lines = [
+        b"HTTP/1.1 %d %b" % (status, reason),
+        b"Date: " + context.date(),
+        b"Content-Type: text/plain; charset=utf-8",
+        b"Content-Length: %d" % len(body),
+        b"X-Request-Id: " + request_id,
+        b"Cache-Control: no-store" if location is None else b"Location: " + location,
+    ]
+    if retry_after_secs is not None:
+        lines.append(b"Retry-After: %d" % retry_after_secs)
+    if status == 405:
+        lines.append(b"Allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
+    if close:
+        lines.append(b"Connection: close")
+    elif version == 10:
+        lines.append(b"Connection: keep-alive")
+    if method == b"HEAD":
+        body = b""
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body, len(body)

@@ -1,0 +1,105 @@
+"""What every exchange of a worker needs: one object, made once a configuration (generation)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from itertools import count
+
+from proxy.config.schema import Settings
+from proxy.observe.accesslog import AccessLog
+from proxy.observe.events import Reporter
+from proxy.protocol.http1 import HeadCache, Limits, ResponseDecoder
+from proxy.route.table import RouteTable
+from proxy.stream.deadlines import Deadlines
+from proxy.upstream.pool import UpstreamGroup, UpstreamPool
+
+MAX_RESPONSE_FIELDS = 256
+
+
+class RelayContext:
+    """One generation of a worker: settings, routes, upstream groups, logs, counters."""
+
+    __slots__ = (
+        "_date",
+        "_date_second",
+        "_networks",
+        "_request_ids",
+        "access_log",
+        "cells",
+        "deadlines",
+        "draining",
+        "groups",
+        "head_cache",
+        "pool",
+        "reporter",
+        "request_id_prefix",
+        "request_limits",
+        "response_cache",
+        "response_limits",
+        "routes",
+        "settings",
+    )
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        routes: RouteTable,
+        groups: Mapping[int, UpstreamGroup],
+        pool: UpstreamPool,
+        deadlines: Deadlines,
+        access_log: AccessLog,
+        reporter: Reporter,
+        cells: memoryview,
+    ) -> None:
+        self.settings = settings
+        self.routes = routes
+        self.groups = groups
+        self.pool = pool
+        self.deadlines = deadlines
+        self.access_log = access_log
+        self.reporter = reporter
+        self.cells = cells
+        self.draining = False
+        # The memos hang on the heads (RequestHead.memo), so the caches live and die with the generation.
+        self.head_cache = HeadCache()
+        self.response_cache = HeadCache()
+        self.request_limits = Limits(settings.max_request_head_bytes, settings.max_request_headers)
+        self.response_limits = Limits(settings.max_response_head_bytes, MAX_RESPONSE_FIELDS)
+        self.request_id_prefix = os.urandom(8).hex().encode()
+        self._request_ids = count(int.from_bytes(os.urandom(4), "big"))
+        self._date_second = 0
+        self._date = b""
+        self._networks: tuple[IPv4Network | IPv6Network, ...] = tuple(
+            ip_network(network) for network in settings.trusted_proxies
+        )
+
+    def new_response_decoder(self) -> ResponseDecoder:
+        """The decoder of one upstream connection."""
+        return ResponseDecoder(self.response_limits, self.response_cache)
+
+    def new_request_id(self) -> bytes:
+        """32 hexadecimal digits, different for each request of each worker."""
+        return b"%b%016x" % (self.request_id_prefix, next(self._request_ids))
+
+    def date(self) -> bytes:
+        """The current time as an IMF-fixdate (RFC 9110 section 5.6.7)."""
+        second = int(time.time())
+        if second != self._date_second:
+            self._date_second = second
+            self._date = formatdate(second, usegmt=True).encode()
+        return self._date
+
+    def trusts(self, address: str) -> bool:
+        """Whether ``address`` is one of ``trusted_proxies``; what is not an IP address is not."""
+        if not self._networks:
+            return False
+        try:
+            parsed = ip_address(address)
+        except ValueError:
+            return False
+        return any(parsed in network for network in self._networks)

@@ -1,0 +1,323 @@
+"""What every session of HTTP/1.1 does: deadlines by phase, requests one after another, refusals, a bounded end."""
+
+from __future__ import annotations
+
+import enum
+from math import inf
+from time import monotonic
+
+from proxy.observe.counters import (
+    BAD_REQUESTS,
+    BYTES_FROM_CLIENTS,
+    BYTES_TO_CLIENTS,
+    REQUESTS,
+    RESPONSES_1XX,
+    TIMEOUTS_HEADER,
+    TIMEOUTS_IDLE,
+    TIMEOUTS_WRITE,
+)
+from proxy.protocol.http1 import CLOSED, ProtocolError, RequestDecoder, RequestHead
+from proxy.relay.answer import own_response
+from proxy.relay.context import RelayContext
+from proxy.relay.forward import ForwardedBy
+from proxy.stream.stream import HIGH_WATER_BYTES, Stream
+
+LINGER_SECS = 5.0
+"""After an early answer the client may still be sending. Its bytes are read and dropped for so long, since closing on
+unread bytes would reset the connection and take the answer with it (RFC 9112 section 9.6)."""
+
+PIPELINE_BYTES = 65_536
+"""What a client may send ahead of the answer to its request before it is held back."""
+
+
+class Phase(enum.IntEnum):
+    """What a session waits for; it decides what its read deadline means."""
+
+    HANDSHAKE = 0
+    IDLE = 1
+    HEAD = 2
+    BODY = 3
+    EXCHANGE = 4
+    LINGER = 5
+
+
+class ClientSession:
+    """One client connection from admission on. The subclasses say what a request is answered with.
+
+    ``sessions`` is the worker's register: the session is in it as long as its descriptor is open.
+    """
+
+    __slots__ = (
+        "_advancing",
+        "_closing",
+        "_context",
+        "_decoder",
+        "_head_since",
+        "_phase",
+        "_served",
+        "_stream",
+    )
+
+    def __init__(self, context: RelayContext) -> None:
+        self._context = context
+        self._decoder: RequestDecoder | None = None
+        self._stream: Stream
+        self._phase = Phase.HANDSHAKE
+        self._head_since = 0.0
+        self._advancing = False
+        self._closing = False
+        self._served = False
+
+    @property
+    def stream(self) -> Stream:
+        """The client's byte stream."""
+        return self._stream
+
+    @property
+    def decoder(self) -> RequestDecoder:
+        """The codec of the client's requests."""
+        assert self._decoder is not None
+        return self._decoder
+
+    # -- for the subclasses ------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return False
+
+    def answer(self, head: RequestHead) -> None:
+        """Begin to answer a request."""
+        raise NotImplementedError
+
+    @property
+    def forwarded(self) -> ForwardedBy:
+        """Who the client is."""
+        raise NotImplementedError
+
+    @property
+    def tls_version(self) -> bytes:
+        """For the access log; empty without TLS."""
+        return b""
+
+    # -- the stream's ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The connection is ready for requests."""
+        context = self._context
+        self._decoder = RequestDecoder(context.request_limits, context.head_cache)
+        self._phase = Phase.HEAD
+        self._stream.expect(monotonic() + context.settings.header_timeout_secs)
+
+    def on_open(self) -> None:
+        """See ``StreamHandler``."""
+        self.begin()
+
+    def on_data(self, data: bytes) -> None:
+        """See ``StreamHandler``."""
+        decoder = self._decoder
+        assert decoder is not None
+        decoder.feed(data)
+        if self.busy:
+            self.on_busy_data()
+        else:
+            self.advance()
+
+    def on_busy_data(self) -> None:
+        """More has come while a request is being answered: the next one, which has to wait."""
+        if self.decoder.buffered > PIPELINE_BYTES:
+            self._stream.pause_reading()
+
+    def on_eof(self) -> None:
+        """See ``StreamHandler``."""
+        self._closing = True
+        if self._decoder is not None and self._decoder.started:
+            self.refuse(400, "incomplete")
+        else:
+            self._stream.close()
+
+    def on_lost(self, error: OSError) -> None:
+        """See ``StreamHandler``."""
+        self._closing = True
+
+    def on_write_failed(self, error: OSError) -> None:
+        """See ``StreamHandler``."""
+        self._closing = True
+        self._stream.abort()
+
+    def on_drained(self) -> None:
+        """See ``StreamHandler``."""
+        if self._phase is Phase.LINGER:
+            if not self._stream.buffered:
+                self._stream.shut_down_writing()
+        elif not self.busy:
+            self._stream.resume_reading()
+            self.advance()
+
+    def on_write_deadline(self) -> None:
+        """See ``StreamHandler``."""
+        self._context.cells[TIMEOUTS_WRITE] += 1
+        self._closing = True
+        self._stream.abort()
+
+    def on_read_deadline(self) -> None:
+        """See ``StreamHandler``."""
+        if self._phase is Phase.HEAD and self._decoder is not None and self._decoder.started:
+            self._context.cells[TIMEOUTS_HEADER] += 1
+            self.refuse(408, "header-timeout")
+            return
+        if self._phase is Phase.IDLE:
+            self._context.cells[TIMEOUTS_IDLE] += 1
+        elif self._phase is Phase.HEAD:
+            self._context.cells[TIMEOUTS_HEADER] += 1
+        self._closing = True
+        self._stream.close()
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Answer what has come, request after request, until one is under way or more input is needed."""
+        if self._advancing:
+            return  # an answer that is complete at once comes back here from inside the loop below
+        self._advancing = True
+        try:
+            while not self.busy and not self._closing and self._next():
+                if self._stream.buffered > HIGH_WATER_BYTES:
+                    # A client that asks and does not read: it is asked to read first.
+                    self._stream.pause_reading()
+                    break
+        finally:
+            self._advancing = False
+
+    def _next(self) -> bool:
+        decoder, stream = self._decoder, self._stream
+        assert decoder is not None
+        try:
+            event = decoder.next_event()
+        except ProtocolError as error:
+            self._context.cells[BAD_REQUESTS] += 1
+            self.refuse(error.status, error.reason)
+            return False
+        if type(event) is RequestHead:
+            self._phase = Phase.EXCHANGE
+            self._served = True
+            self._head_since = 0.0
+            stream.read_deadline = inf
+            self.answer(event)
+            return True
+        if event is CLOSED:
+            stream.close()
+            return False
+        self._await_head()
+        return False
+
+    def _await_head(self) -> None:
+        decoder, settings = self._decoder, self._context.settings
+        assert decoder is not None
+        now = monotonic()
+        if decoder.started:
+            self._phase = Phase.HEAD
+            if not self._head_since:
+                self._head_since = now
+            total = self._head_since + settings.header_total_timeout_secs
+            self._stream.expect(min(now + settings.header_timeout_secs, total))
+        elif self._served:
+            if self._context.draining:
+                self._closing = True
+                self._stream.close()
+                return
+            self._phase = Phase.IDLE
+            self._stream.expect(now + settings.connection_idle_timeout_secs)
+
+    def answered(self, close: bool, clean: bool = True) -> None:
+        """The answer has been written; ``close``: the connection ends after it. ``clean``: see ``linger``."""
+        if self._closing or self._stream.closed:
+            return
+        if close or self._context.draining:
+            self.linger(clean)
+            return
+        self._phase = Phase.IDLE
+        if not self._stream.reading and self._stream.buffered <= HIGH_WATER_BYTES:
+            self._stream.resume_reading()
+        self.advance()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def respond(self, head: RequestHead, status: int, *, location: bytes | None = None, cause: str = "") -> None:
+        """Answer a whole request with a response of the proxy's own."""
+        context = self._context
+        close = not head.keep_alive or head.has_body or context.draining
+        request_id = self.forwarded.request_id(head)
+        data, size = own_response(
+            context,
+            status,
+            method=head.method,
+            request_id=request_id,
+            close=close,
+            version=head.version,
+            location=location,
+        )
+        self._log(head.request_line, status, size, request_id, head)
+        self._stream.write(data)
+        self.answered(close, clean=not head.has_body)
+
+    def refuse(self, status: int, reason: str) -> None:
+        """Answer what is no request and end the connection."""
+        request_id = self._context.new_request_id()
+        data, size = own_response(self._context, status, method=b"", request_id=request_id, close=True)
+        self._log(b"", status, size, request_id, None)
+        self._closing = True
+        self._stream.write(data)
+        self.linger()
+
+    def _log(self, request_line: bytes, status: int, size: int, request_id: bytes, head: RequestHead | None) -> None:
+        context = self._context
+        context.cells[REQUESTS] += 1
+        context.cells[RESPONSES_1XX - 1 + status // 100] += 1
+        context.access_log.request(
+            self.forwarded.client(head) if head is not None else self.forwarded.peer,
+            request_line,
+            status,
+            size,
+            (head.get(b"referer") if head is not None else None) or b"",
+            (head.get(b"user-agent") if head is not None else None) or b"",
+            head.host if head is not None else b"",
+            0.0,
+            -1.0,
+            request_id,
+            self.tls_version,
+        )
+
+    def linger(self, clean: bool = False) -> None:
+        """Close so that the client can read the answer although it may still be sending (bounded: LINGER_SECS).
+
+        ``clean``: the request has been read to its end, so that there is nothing to wait for.
+        """
+        self._closing = True
+        stream = self._stream
+        if stream.closed:
+            return
+        if clean and not self.decoder.buffered:
+            stream.close()
+            return
+        self._phase = Phase.LINGER
+        stream.drop_input(self._on_linger)
+        if not stream.buffered:
+            stream.shut_down_writing()
+        stream.expect(monotonic() + LINGER_SECS)
+
+    def _on_linger(self) -> None:
+        if self._stream.read_raw() < 0:
+            self._stream.close()
+
+    def drain(self) -> None:
+        """Close at once when nothing is under way; otherwise after the answer that is."""
+        if self._phase is Phase.IDLE or (self._phase is Phase.HEAD and not self.decoder.started):
+            self._closing = True
+            self._stream.close()
+
+    def released(self) -> None:
+        """The descriptor is closed: the last thing that happens to a session."""
+        cells, stream = self._context.cells, self._stream
+        cells[BYTES_FROM_CLIENTS] += stream.bytes_read
+        cells[BYTES_TO_CLIENTS] += stream.bytes_written

@@ -1,0 +1,480 @@
+"""A byte stream over a non-blocking descriptor, plain or TLS: callbacks for input, a bounded buffer for output.
+
+The TLS kind works directly on a non-blocking ``ssl.SSLSocket``: a third of the memory of an event loop's own TLS
+transport per idle connection, at the same speed (docs/architecture.md).
+
+Theory of operation: the reader stays registered unless ``pause_reading`` was called; the writer is registered only
+while output is buffered. ``write`` never blocks: what the kernel does not take is buffered, and whoever writes looks at
+``buffered`` to stop its source (HIGH_WATER_BYTES) until ``on_drained`` comes (LOW_WATER_BYTES). After ``close`` or
+``abort`` no handler's callback comes. A stream owns its socket and closes it in one place (``_close_descriptor``);
+right after that, whatever the way there, ``on_release`` is called once: what counts descriptors hangs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+from typing import Protocol
+
+from proxy.stream.deadlines import Deadlines
+
+READ_BYTES = 65_536
+TLS_RECORD_BYTES = 16_384
+"""RFC 8446 section 5.1: a record carries at most 2^14 bytes, so one SSL_read never returns more."""
+TLS_READS_A_WAKEUP = 4
+
+HIGH_WATER_BYTES = 65_536
+LOW_WATER_BYTES = 16_384
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class StreamHandler(Protocol):
+    """What a stream tells its user. A handler may close the stream inside any of these."""
+
+    def on_open(self) -> None:
+        """The TLS handshake has ended well (never called by a stream that is plain)."""
+
+    def on_data(self, data: bytes) -> None:
+        """Input; never empty."""
+
+    def on_eof(self) -> None:
+        """The peer ended its side cleanly (FIN, and close_notify where there is TLS)."""
+
+    def on_lost(self, error: OSError) -> None:
+        """The connection is gone; the stream has closed itself. The last callback."""
+
+    def on_write_failed(self, error: OSError) -> None:
+        """The peer takes no more; what was buffered is dropped. Input that it sent before may still come."""
+
+    def on_drained(self) -> None:
+        """Output fell to the low-water mark after it had been buffered."""
+
+    def on_read_deadline(self) -> None:
+        """``read_deadline`` has passed; it is unset now."""
+
+    def on_write_deadline(self) -> None:
+        """Output was buffered for ``write_timeout_secs`` without any progress."""
+
+
+class Stream:
+    """The plain kind. See the module's text.
+
+    ``read_deadline`` is the user's (monotonic seconds, set with ``expect``); the write deadline is kept here.
+    """
+
+    __slots__ = (
+        "_broken",
+        "_closing",
+        "_deadlines",
+        "_fd",
+        "_loop",
+        "_output",
+        "_reading",
+        "_sock",
+        "_write_deadline",
+        "buffered",
+        "bytes_read",
+        "bytes_written",
+        "closed",
+        "due",
+        "handler",
+        "on_release",
+        "read_deadline",
+        "write_timeout_secs",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        deadlines: Deadlines,
+        handler: StreamHandler,
+        write_timeout_secs: float,
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._deadlines = deadlines
+        self.handler = handler
+        self.on_release: Callable[[], None] | None = None
+        self.write_timeout_secs = write_timeout_secs
+        self._output: deque[bytes | memoryview] | None = None
+        self.buffered = 0
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self._reading = False
+        self._closing = False
+        self._broken = False
+        self.closed = False
+        self.due = inf
+        self.read_deadline = inf
+        self._write_deadline = inf
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._reading = True
+        self._loop.add_reader(self._fd, self._on_readable)
+
+    # -- deadlines ---------------------------------------------------------------------------------------------------
+
+    def expect(self, when: float) -> None:
+        """Set ``read_deadline`` (monotonic seconds; infinity: none)."""
+        self.read_deadline = when
+        if when < self.due:
+            self._deadlines.watch(self, when)
+
+    def next_deadline(self) -> float:
+        """See ``Deadlined``."""
+        return min(self.read_deadline, self._write_deadline)
+
+    def on_deadline(self, now: float) -> None:
+        """See ``Deadlined``."""
+        if self._write_deadline <= now:
+            self._write_deadline = inf
+            if self._closing:
+                self._release()
+                return
+            self.handler.on_write_deadline()
+        elif self.read_deadline <= now:
+            self.read_deadline = inf
+            self.handler.on_read_deadline()
+        if not self.closed and (when := self.next_deadline()) < self.due:
+            self._deadlines.watch(self, when)
+
+    # -- input -------------------------------------------------------------------------------------------------------
+
+    @property
+    def reading(self) -> bool:
+        """Whether input is being read."""
+        return self._reading
+
+    def pause_reading(self) -> None:
+        """Take no more input (idempotent): the peer is held back by the kernel's window."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def resume_reading(self) -> None:
+        """Take input again (idempotent)."""
+        if not self._reading and not self.closed and not self._closing:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def _receive(self) -> bytes | None:
+        """One read: bytes, b"" at the end of input, None when there is nothing now. Raises OSError."""
+        try:
+            return self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return None
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._receive()
+        except OSError as error:
+            self._lose(error)
+            return
+        if data:
+            self.bytes_read += len(data)
+            self.handler.on_data(data)
+        elif data is not None:
+            self.pause_reading()
+            self.handler.on_eof()
+
+    def _lose(self, error: OSError) -> None:
+        self._close_descriptor()
+        try:
+            self.handler.on_lost(error)
+        finally:
+            self._tell_released()
+
+    # -- output ------------------------------------------------------------------------------------------------------
+
+    def _send(self, data: bytes | memoryview) -> int:
+        """One write: how many bytes were taken, 0 when none can be now. Raises OSError."""
+        try:
+            return self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``; what the kernel does not take now is buffered. Does nothing on a stream that is closing."""
+        if self.closed or self._closing or self._broken:
+            return
+        self.bytes_written += len(data)
+        if self._output is not None:
+            self._output.append(data)
+            self.buffered += len(data)
+            return
+        size = len(data)
+        try:
+            sent = self._send(data)
+            if sent < size:
+                view = memoryview(data)
+                while 0 < sent < size:
+                    taken = self._send(view[sent:])
+                    if taken == 0:
+                        break
+                    sent += taken
+        except OSError as error:
+            self._write_failed(error)
+            return
+        if sent < size:
+            self._output = deque((memoryview(data)[sent:],))
+            self.buffered = size - sent
+            self._loop.add_writer(self._fd, self._on_writable)
+            self._write_progress()
+
+    def _write_progress(self) -> None:
+        self._write_deadline = when = monotonic() + self.write_timeout_secs
+        if when < self.due:
+            self._deadlines.watch(self, when)
+
+    def _on_writable(self) -> None:
+        output = self._output
+        assert output is not None
+        was = self.buffered
+        try:
+            while output:
+                piece = output[0]
+                sent = self._send(piece)
+                if sent == 0:
+                    break
+                self.buffered -= sent
+                if sent == len(piece):
+                    output.popleft()
+                else:
+                    output[0] = memoryview(piece)[sent:]
+        except OSError as error:
+            self._write_failed(error)
+            return
+        if not output:
+            self._end_of_output()
+            if self._closing:
+                self._finish_close()
+                return
+        elif self.buffered < was:
+            self._write_progress()
+        if self._closing:
+            return
+        if self.buffered <= LOW_WATER_BYTES < was or not output:
+            self.handler.on_drained()
+
+    def _end_of_output(self) -> None:
+        self._output = None
+        self.buffered = 0
+        self._write_deadline = inf
+        self._loop.remove_writer(self._fd)
+
+    def _write_failed(self, error: OSError) -> None:
+        self._broken = True
+        if self._output is not None:
+            self._end_of_output()
+        if self._closing:
+            self._release()
+            return
+        # Not from inside write(): its caller is in the middle of something.
+        self._loop.call_soon(self._tell_write_failed, error)
+
+    def _tell_write_failed(self, error: OSError) -> None:
+        if not self.closed:
+            self.handler.on_write_failed(error)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def shut_down_writing(self) -> None:
+        """End our side (FIN) while input goes on; call it when nothing is buffered."""
+        if not self.closed:
+            with contextlib.suppress(OSError):  # the peer was faster
+                self._say_goodbye()
+                socket.socket.shutdown(self._sock, socket.SHUT_WR)
+
+    def read_raw(self) -> int:
+        """Read and drop what has come, below TLS: how many bytes, 0 when nothing is there, -1 at the end or on error.
+
+        For a lingering close, where only the fact that the peer still sends matters.
+        """
+        try:
+            return len(socket.socket.recv(self._sock, READ_BYTES)) or -1
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            return -1
+
+    def peek(self) -> bool:
+        """Whether the descriptor has something to read: bytes, the end, or an error (one system call)."""
+        try:
+            socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
+        return True
+
+    def drop_input(self, callback: Callable[[], None]) -> None:
+        """Hand each wake-up for input to ``callback`` from now on, unread."""
+        self._reading = True
+        self._loop.add_reader(self._fd, callback)
+
+    def close(self) -> None:
+        """Send what is buffered, say goodbye, close. Idempotent; no callback comes after it."""
+        if self.closed or self._closing:
+            return
+        self.pause_reading()
+        self.read_deadline = inf
+        if self._output is None:
+            self._finish_close()
+        else:
+            self._closing = True
+
+    def abort(self) -> None:
+        """Close at once with a reset and drop what is buffered: the peer cannot take what it got for complete."""
+        if not self.closed:
+            with contextlib.suppress(OSError):  # not a TCP socket, or already gone
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._release()
+
+    def _say_goodbye(self) -> None:
+        """What the protocol of the stream sends last; nothing for a plain one."""
+
+    def _finish_close(self) -> None:
+        if not self._broken:
+            self._say_goodbye()
+        self._release()
+
+    def _release(self) -> None:
+        if not self.closed:
+            self._close_descriptor()
+            self._tell_released()
+
+    def _tell_released(self) -> None:
+        on_release, self.on_release = self.on_release, None
+        if on_release is not None:
+            on_release()
+
+    def _close_descriptor(self) -> None:
+        """The one place where a stream's descriptor is closed."""
+        self.closed = True
+        # Before the close: an event loop that still knows the number would meet its next user.
+        self._loop.remove_reader(self._fd)
+        if self._output is not None:
+            self._loop.remove_writer(self._fd)
+            self._output = None
+            self.buffered = 0
+        self._write_deadline = self.read_deadline = inf
+        self._deadlines.forget(self)
+        self._sock.close()
+
+
+class TlsStream(Stream):
+    """The TLS kind, for either side: ``sock`` is a non-blocking ``ssl.SSLSocket`` whose handshake has not begun.
+
+    ``start`` begins the handshake; ``on_open`` tells its end, ``on_lost`` its failure. The handshake's own bound is the
+    user's read deadline, and no progress moves it.
+    """
+
+    __slots__ = ("_handshaking", "_tls")
+
+    _tls: ssl.SSLSocket
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: ssl.SSLSocket,
+        deadlines: Deadlines,
+        handler: StreamHandler,
+        write_timeout_secs: float,
+    ) -> None:
+        super().__init__(loop, sock, deadlines, handler, write_timeout_secs)
+        self._tls = sock
+        self._handshaking = True
+
+    @property
+    def handshaking(self) -> bool:
+        """Whether the handshake has not ended yet."""
+        return self._handshaking
+
+    @property
+    def tls(self) -> ssl.SSLSocket:
+        """The socket, to be asked for what was negotiated."""
+        return self._tls
+
+    def start(self) -> None:
+        super().start()
+        if not self._tls.server_side:
+            self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            self._wait_to_write(False)
+            return
+        except ssl.SSLWantWriteError:
+            self._wait_to_write(True)
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        self._wait_to_write(False)
+        self._handshaking = False
+        self.handler.on_open()
+
+    def _wait_to_write(self, wait: bool) -> None:
+        # During the handshake there is no output of ours, so the writer's registration means only this.
+        if wait and self._output is None:
+            self._output = deque()
+            self._loop.add_writer(self._fd, self._on_writable)
+        elif not wait and self._output is not None:
+            self._end_of_output()
+
+    def _on_readable(self) -> None:
+        if self._handshaking:
+            self._shake_hands()
+            return
+        super()._on_readable()
+
+    def _on_writable(self) -> None:
+        if self._handshaking:
+            self._shake_hands()
+            return
+        super()._on_writable()
+
+    def _receive(self) -> bytes | None:
+        try:
+            data = self._tls.recv(TLS_RECORD_BYTES)
+            if len(data) < TLS_RECORD_BYTES:
+                return data
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
+        except ssl.SSLZeroReturnError:
+            return b""
+        # A full record: an upload. A few more of them make one piece, so that the rest of the way is paid once.
+        pieces = [data]
+        try:
+            while len(pieces) < TLS_READS_A_WAKEUP and len(pieces[-1]) == TLS_RECORD_BYTES:
+                pieces.append(self._tls.recv(TLS_RECORD_BYTES))
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError:
+            pass  # the end and errors come again with the next wake-up: the descriptor stays readable
+        return b"".join(pieces)
+
+    def _send(self, data: bytes | memoryview) -> int:
+        try:
+            return self._tls.send(data)
+        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return 0
+
+    def _say_goodbye(self) -> None:
+        if self._handshaking:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            self._tls.unwrap()  # sends close_notify; the answer is not waited for (RFC 8446 section 6.1)

@@ -1,0 +1,118 @@
+"""One backend address: where it is, its idle connections, and whether it is fit to be asked (passive health)."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+from proxy.config.upstream_address import UpstreamAddress
+from proxy.stream.connect import Endpoint
+
+if TYPE_CHECKING:
+    from proxy.upstream.connection import UpstreamConnection
+
+
+class Backend:
+    """One backend of an upstream group.
+
+    Passive health as in nginx: ``max_fails`` failures in a row, none older than ``fail_timeout_secs``, eject the
+    backend for ``fail_timeout_secs``; after that one failure ejects it again, one success clears it.
+    """
+
+    __slots__ = (
+        "_failed_at",
+        "_failures",
+        "_next_endpoint",
+        "active",
+        "address",
+        "ejected_until",
+        "endpoints",
+        "fail_timeout_secs",
+        "host_header",
+        "idle",
+        "label",
+        "max_fails",
+        "server_name",
+        "tls",
+    )
+
+    def __init__(
+        self,
+        address: UpstreamAddress,
+        *,
+        max_fails: int,
+        fail_timeout_secs: float,
+        tls: ssl.SSLContext | None,
+        server_name: str | None,
+    ) -> None:
+        self.address = address
+        self.label = str(address)
+        self.max_fails = max_fails
+        self.fail_timeout_secs = fail_timeout_secs
+        self.tls = tls if address.scheme == "https" else None
+        self.server_name = server_name or address.host
+        self.endpoints: tuple[Endpoint, ...] = ()
+        self.idle: list[UpstreamConnection] = []
+        self.active = 0
+        self.ejected_until = 0.0
+        self._failures = 0
+        self._failed_at = 0.0
+        self._next_endpoint = 0
+        # What goes into Host where the client's is not preserved (RFC 9110 section 7.2).
+        default_port = {"http": 80, "https": 443}.get(address.scheme)
+        host = f"[{address.host}]" if ":" in address.host else address.host or "localhost"
+        self.host_header = (host if address.port in (default_port, 0) else f"{host}:{address.port}").encode()
+        if address.scheme == "unix":
+            self.endpoints = (Endpoint(socket.AF_UNIX, address.path),)
+        elif not self.needs_resolving:
+            self.set_addresses([address.host])
+
+    @property
+    def needs_resolving(self) -> bool:
+        """Whether the address is a name."""
+        if self.address.scheme == "unix":
+            return False
+        try:
+            ipaddress.ip_address(self.address.host)
+        except ValueError:
+            return True
+        return False
+
+    def set_addresses(self, hosts: list[str]) -> None:
+        """Take over the IP addresses that the name stands for now. Open connections live on."""
+        port = self.address.port
+        self.endpoints = tuple(
+            Endpoint(
+                socket.AF_INET6 if ":" in host else socket.AF_INET,
+                (host, port, 0, 0) if ":" in host else (host, port),
+                self.tls,
+                self.server_name if self.tls is not None else None,
+            )
+            for host in hosts
+        )
+
+    def next_endpoint(self) -> Endpoint | None:
+        """The addresses of the name in turn; None while it has none."""
+        if not self.endpoints:
+            return None
+        self._next_endpoint = (self._next_endpoint + 1) % len(self.endpoints)
+        return self.endpoints[self._next_endpoint]
+
+    def succeeded(self) -> None:
+        """A response came: whatever failed before is forgotten."""
+        if self._failures:
+            self._failures = 0
+            self.ejected_until = 0.0
+
+    def failed(self, now: float) -> bool:
+        """One more failure; True when it ejects the backend."""
+        if self._failures and self._failures < self.max_fails and now - self._failed_at > self.fail_timeout_secs:
+            self._failures = 0
+        self._failures += 1
+        self._failed_at = now
+        if self._failures < self.max_fails:
+            return False
+        self.ejected_until = now + self.fail_timeout_secs
+        return True

@@ -1,0 +1,430 @@
+"""Connections to backends: one count for all of them, a pool a backend, balancing, and a queue in front.
+
+``UpstreamPool`` is a worker's whole upstream side; an ``UpstreamGroup`` is the backends of one route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from time import monotonic
+from typing import NamedTuple, Protocol
+
+from proxy.config.upstream_address import parse_upstream
+from proxy.observe.counters import (
+    UPSTREAM_CONNECT_FAILURES,
+    UPSTREAM_CONNECTS,
+    UPSTREAM_EJECTED,
+    UPSTREAM_IDLE,
+    UPSTREAM_OPEN,
+    UPSTREAM_QUEUE_TIMEOUTS,
+    UPSTREAM_QUEUED,
+    UPSTREAM_REUSED,
+)
+from proxy.observe.events import Reporter
+from proxy.protocol.http1 import ResponseDecoder
+from proxy.stream.connect import Connector, ConnectTimeoutError
+from proxy.stream.deadlines import Deadlines
+from proxy.stream.stream import Stream
+from proxy.upstream.backend import Backend
+from proxy.upstream.connection import UpstreamConnection, UpstreamUser
+
+OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+"""A connect that fails with one of these says nothing about the backend: it is ours, and it is 503."""
+
+RETRY_AFTER_SECS = 1
+
+
+class UpstreamFailure(NamedTuple):
+    """Why there is no connection: the status to answer with (RFC 9110 section 15.6) and a word for the log."""
+
+    status: int
+    reason: str
+
+
+class Acquirer(UpstreamUser, Protocol):
+    """Who asks for a connection; exactly one of the two is called later when ``acquire`` returned a ``Pending``."""
+
+    def on_upstream_ready(self, connection: UpstreamConnection) -> None: ...
+    def on_upstream_failed(self, failure: UpstreamFailure) -> None: ...
+
+
+class RouteOptions(Protocol):
+    """What a group needs of a route."""
+
+    @property
+    def upstreams(self) -> tuple[str, ...]: ...
+    @property
+    def balance(self) -> str: ...
+    @property
+    def max_fails(self) -> int: ...
+    @property
+    def fail_timeout_secs(self) -> float: ...
+    @property
+    def upstream_connect_timeout_secs(self) -> float: ...
+    @property
+    def write_timeout_secs(self) -> float: ...
+
+
+class UpstreamGroup:
+    """The backends of one route and how one of them is chosen."""
+
+    __slots__ = ("_least", "_next", "backends", "connect_timeout_secs", "write_timeout_secs")
+
+    def __init__(self, options: RouteOptions, tls: ssl.SSLContext | None, server_name: str | None) -> None:
+        self.backends = tuple(
+            Backend(
+                parse_upstream(upstream),
+                max_fails=options.max_fails,
+                fail_timeout_secs=options.fail_timeout_secs,
+                tls=tls,
+                server_name=server_name,
+            )
+            for upstream in options.upstreams
+        )
+        self.connect_timeout_secs = options.upstream_connect_timeout_secs
+        self.write_timeout_secs = options.write_timeout_secs
+        self._least = options.balance == "least_connections"
+        self._next = 0
+
+    def choose(self, tried: Sequence[Backend]) -> Backend | None:
+        """The backend whose turn it is, without those in ``tried`` and those ejected; None when none is left.
+
+        A lone backend is never ejected, as in nginx: there is nothing to send the request to instead.
+        """
+        backends = self.backends
+        count = len(backends)
+        if count == 1:
+            return backends[0] if not tried else None
+        now = monotonic()
+        best: Backend | None = None
+        best_at = 0
+        for step in range(count):
+            at = (self._next + step) % count
+            backend = backends[at]
+            if backend.ejected_until > now or backend in tried:
+                continue
+            if best is None or (self._least and backend.active < best.active):
+                best, best_at = backend, at
+            if not self._least:
+                break
+        if best is not None:
+            self._next = (best_at + 1) % count
+        return best
+
+
+class Pending:
+    """A request for a connection that could not be met at once: it is connecting, or it waits in the queue."""
+
+    __slots__ = ("_attempts", "_connector", "_deadline", "_pool", "backend", "due", "group", "tried", "user")
+
+    def __init__(self, pool: UpstreamPool, group: UpstreamGroup, user: Acquirer) -> None:
+        self._pool = pool
+        self.group = group
+        self.user: Acquirer | None = user
+        self.tried: list[Backend] = []
+        self.backend: Backend | None = None
+        self.due = inf
+        self._deadline = inf
+        self._connector: Connector | None = None
+        self._attempts = 0
+
+    def cancel(self) -> None:
+        """The user needs it no more (idempotent)."""
+        if self.user is None:
+            return
+        self.user = None
+        if self._connector is not None:
+            self._connector.cancel()
+            self._connector = None
+            self._pool.closed()
+        else:
+            self._pool.leave_queue(self)
+
+    # -- in the queue ------------------------------------------------------------------------------------------------
+
+    def wait_until(self, when: float, deadlines: Deadlines) -> None:
+        """Stand in the queue until ``when``."""
+        self._deadline = when
+        deadlines.watch(self, when)
+
+    def leave(self, deadlines: Deadlines) -> None:
+        """No longer in the queue."""
+        self._deadline = inf
+        deadlines.forget(self)
+
+    def next_deadline(self) -> float:
+        """See ``Deadlined``."""
+        return self._deadline
+
+    def on_deadline(self, now: float) -> None:
+        """See ``Deadlined``."""
+        self._pool.waited_too_long(self)
+
+    # -- connecting --------------------------------------------------------------------------------------------------
+
+    def connect(self, backend: Backend) -> UpstreamFailure | None:
+        """Begin to connect (the pool has counted the connection); a failure when the name has no address."""
+        self.backend = backend
+        endpoint = backend.next_endpoint()
+        if endpoint is None:
+            return UpstreamFailure(502, "upstream-unresolved")
+        self._attempts += 1
+        self._connector = Connector(
+            self._pool.loop,
+            self._pool.deadlines,
+            endpoint,
+            timeout_secs=self.group.connect_timeout_secs,
+            write_timeout_secs=self.group.write_timeout_secs,
+            on_connected=self._on_connected,
+            on_failed=self._on_failed,
+        )
+        self._connector.start()
+        return None
+
+    def _on_connected(self, stream: Stream) -> None:
+        self._connector = None
+        user, backend = self.user, self.backend
+        assert user is not None
+        assert backend is not None
+        self.user = None
+        connection = self._pool.adopt(backend, stream)
+        connection.user = user
+        connection.uses = 1
+        backend.active += 1
+        user.on_upstream_ready(connection)
+
+    def _on_failed(self, error: OSError) -> None:
+        self._connector = None
+        user, backend = self.user, self.backend
+        assert user is not None
+        assert backend is not None
+        failure = self._pool.connect_failed(backend, error)
+        if failure.status != 503:
+            # Nothing of the request has been sent, so whatever its method is, another address may be tried: the
+            # others of the same name first, then the other backends.
+            if self._attempts < len(backend.endpoints):
+                again = self.connect(backend)
+                assert again is None
+                return
+            self._pool.backend_failed(backend, failure.reason)
+            self.tried.append(backend)
+            self._attempts = 0
+            another = self.group.choose(self.tried)
+            if another is not None and self.connect(another) is None:
+                return
+        self.user = None
+        self._pool.closed()
+        user.on_upstream_failed(failure)
+
+
+class UpstreamPool:
+    """All connections of a worker to all backends: at most ``limit`` are open, connecting ones included."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        deadlines: Deadlines,
+        *,
+        limit: int,
+        queue_timeout_secs: float,
+        idle_timeout_secs: float,
+        make_decoder: Callable[[], ResponseDecoder],
+        reporter: Reporter,
+        cells: memoryview,
+    ) -> None:
+        self.loop = loop
+        self.deadlines = deadlines
+        self.limit = limit
+        self.open = 0
+        self.groups: list[UpstreamGroup] = []
+        self._queue_timeout_secs = queue_timeout_secs
+        self._idle_timeout_secs = idle_timeout_secs
+        self._make_decoder = make_decoder
+        self._reporter = reporter
+        self._cells = cells
+        self._queue: deque[Pending] = deque()
+        self._serving_queue = False
+
+    def acquire(self, group: UpstreamGroup, user: Acquirer) -> UpstreamConnection | Pending | UpstreamFailure:
+        """A pooled connection at once; else a ``Pending`` that will call ``user``; else why there is none.
+
+        Where backends stand in ``group`` several times or are ejected is the group's business. Raises nothing.
+        """
+        backend = group.choose(())
+        if backend is None:
+            return UpstreamFailure(503, "upstreams-ejected")
+        if not self._queue:
+            while backend.idle:
+                connection = backend.idle.pop()
+                self._cells[UPSTREAM_IDLE] -= 1
+                if connection.take(user):
+                    self._cells[UPSTREAM_REUSED] += 1
+                    return connection
+            pending = Pending(self, group, user)
+            if self._make_room():
+                return self._connect(pending, backend) or pending
+        else:
+            pending = Pending(self, group, user)
+        self._queue.append(pending)
+        self._cells[UPSTREAM_QUEUED] = len(self._queue)
+        pending.wait_until(monotonic() + self._queue_timeout_secs, self.deadlines)
+        return pending
+
+    def _connect(self, pending: Pending, backend: Backend) -> UpstreamFailure | None:
+        self._count(+1)
+        self._cells[UPSTREAM_CONNECTS] += 1
+        failure = pending.connect(backend)
+        if failure is not None:
+            self._count(-1)
+        return failure
+
+    def _make_room(self) -> bool:
+        """Whether one more connection may be opened; an idle one of another backend gives way."""
+        if self.open < self.limit:
+            return True
+        for group in self.groups:
+            for backend in group.backends:
+                if backend.idle:
+                    connection = backend.idle.pop(0)  # the longest idle one
+                    self._cells[UPSTREAM_IDLE] -= 1
+                    connection.stream.close()
+                    return True
+        return False
+
+    def _count(self, change: int) -> None:
+        self.open += change
+        self._cells[UPSTREAM_OPEN] = self.open
+
+    # -- told by connections and pending requests ------------------------------------------------------------------
+
+    def adopt(self, backend: Backend, stream: Stream) -> UpstreamConnection:
+        """Make a connection of a stream that has just been connected."""
+        return UpstreamConnection(self, backend, stream, self._make_decoder())
+
+    def check_in(self, connection: UpstreamConnection) -> None:
+        """Put a clean connection back."""
+        connection.rest(self._idle_timeout_secs)
+        connection.backend.idle.append(connection)
+        self._cells[UPSTREAM_IDLE] += 1
+        if self._queue:
+            self._serve_queue()
+
+    def closed(self) -> None:
+        """A connection that was counted is no more."""
+        self._count(-1)
+        if self._queue:
+            self._serve_queue()
+
+    def idle_ended(self) -> None:
+        """An idle connection has taken itself out of its pool."""
+        self._cells[UPSTREAM_IDLE] -= 1
+
+    def connect_failed(self, backend: Backend, error: OSError) -> UpstreamFailure:
+        """Count and report; what the client is to be told."""
+        self._cells[UPSTREAM_CONNECT_FAILURES] += 1
+        if error.errno in OUT_OF_RESOURCES:
+            name = errno.errorcode.get(error.errno, "unknown")
+            self._reporter.report(
+                f"upstream.{name.lower()}",
+                "no descriptor or port left for a connection to an upstream",
+                upstream=backend.label,
+                error=str(error),
+            )
+            return UpstreamFailure(503, "out-of-descriptors")
+        self._reporter.report(
+            f"upstream.connect_failed:{backend.label}",
+            "cannot connect to an upstream",
+            upstream=backend.label,
+            error=str(error),
+        )
+        if isinstance(error, ConnectTimeoutError):
+            return UpstreamFailure(504, "upstream-connect-timeout")
+        return UpstreamFailure(502, "upstream-unreachable")
+
+    def backend_failed(self, backend: Backend, reason: str) -> None:
+        """Count a failure of a backend; a word in the log when it is ejected for it."""
+        ejectable = any(len(group.backends) > 1 and backend in group.backends for group in self.groups)
+        if backend.failed(monotonic()) and ejectable:
+            self._cells[UPSTREAM_EJECTED] += 1
+            self._reporter.report(
+                f"upstream.ejected:{backend.label}",
+                "an upstream failed repeatedly and is left out for a while",
+                level="warning",
+                upstream=backend.label,
+                reason=reason,
+                ejected_secs=backend.fail_timeout_secs,
+            )
+
+    def leave_queue(self, pending: Pending) -> None:
+        """Its user has gone."""
+        pending.leave(self.deadlines)
+        self._queue.remove(pending)
+        self._cells[UPSTREAM_QUEUED] = len(self._queue)
+
+    def waited_too_long(self, pending: Pending) -> None:
+        """It stood in the queue for its whole time."""
+        user = pending.user
+        if user is None:
+            return
+        pending.cancel()
+        self._cells[UPSTREAM_QUEUE_TIMEOUTS] += 1
+        self._reporter.report(
+            "upstream.queue_timeout",
+            "a request got no upstream connection in time",
+            level="warning",
+            max_upstream_connections=self.limit,
+            queued=len(self._queue),
+        )
+        user.on_upstream_failed(UpstreamFailure(503, "upstream-queue-timeout"))
+
+    def _serve_queue(self) -> None:
+        """First come, first served, as long as there is a connection or room for one."""
+        if self._serving_queue:
+            return  # whoever is served may fail at once and give its connection back, from inside this very loop
+        self._serving_queue = True
+        try:
+            while self._queue:
+                pending = self._queue[0]
+                user, group = pending.user, pending.group
+                assert user is not None
+                backend = group.choose(())
+                if backend is None:
+                    self.leave_queue(pending)
+                    pending.user = None
+                    user.on_upstream_failed(UpstreamFailure(503, "upstreams-ejected"))
+                    continue
+                served = False
+                while backend.idle and not served:
+                    connection = backend.idle.pop()
+                    self._cells[UPSTREAM_IDLE] -= 1
+                    if connection.take(user):
+                        self.leave_queue(pending)
+                        pending.user = None
+                        self._cells[UPSTREAM_REUSED] += 1
+                        user.on_upstream_ready(connection)
+                        served = True
+                if served:
+                    continue
+                if not self._make_room():
+                    return
+                self.leave_queue(pending)
+                failure = self._connect(pending, backend)
+                if failure is not None:
+                    pending.user = None
+                    user.on_upstream_failed(failure)
+        finally:
+            self._serving_queue = False
+
+    def close_idle(self) -> None:
+        """Close every idle connection (a drain)."""
+        for group in self.groups:
+            for backend in group.backends:
+                while backend.idle:
+                    connection = backend.idle.pop()
+                    self._cells[UPSTREAM_IDLE] -= 1
+                    connection.stream.close()

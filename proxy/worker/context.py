@@ -1,0 +1,37 @@
+"""What the master hands to a worker."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.config.schema import Settings, UpstreamTls
+from proxy.tls.contexts import ListenerTls
+
+
+@dataclass(frozen=True, slots=True)
+class BoundListener:
+    """A listening socket of the worker's slot; ``tls`` is None for the redirect listener."""
+
+    sock: socket.socket
+    label: str
+    tls: ListenerTls | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """A worker's slot: its share of the permits, its sockets, its page of counters, and the way to the event log."""
+
+    slot: int
+    settings: Settings
+    https: tuple[BoundListener, ...]
+    redirect: tuple[BoundListener, ...]
+    permits: int
+    upstream_permits: int
+    redirect_permits: int
+    https_port: int
+    cells: memoryview
+    channel: socket.socket
+    upstream_contexts: Mapping[UpstreamTls, ssl.SSLContext]
