@@ -31,6 +31,23 @@ NOW = dt.datetime.now(dt.UTC)
 DAY = dt.timedelta(days=1)
 TIMEOUT_SECS = 20
 
+
+def _key_usage(*, ca: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+KEY_USAGE_CA, KEY_USAGE_LEAF = _key_usage(ca=True), _key_usage(ca=False)
+
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 
@@ -86,6 +103,10 @@ class Authority:
             .not_valid_before(begin)
             .not_valid_after(end)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            # Python 3.13's default client insists on the next three (RFC 5280 section 4.2.1).
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+            .add_extension(KEY_USAGE_CA if ca else KEY_USAGE_LEAF, critical=True)
         )
         if names:
             general: list[x509.GeneralName] = []
