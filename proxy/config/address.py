@@ -60,6 +60,7 @@ def parse_address(text: str) -> Address:
             hint = "the port is missing"
         raise RefusedError(shown(text), _WANTED, hint)
     if not host or host == "*":
+        port_text = port_text if _PORT.fullmatch(port_text) else "443"
         raise RefusedError(
             shown(text),
             _WANTED,

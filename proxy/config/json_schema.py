@@ -123,12 +123,16 @@ def _number(node: Node) -> str:
 
 
 def _cleaned(node: Any) -> Any:
-    """Leave out what TOML does not have: null, as a choice and as a default."""
+    """Leave out null, which TOML does not have, and defaults of tables: their keys have their own."""
     if isinstance(node, list):
         return [_cleaned(item) for item in node]
     if not isinstance(node, dict):
         return node
-    cleaned: Node = {key: _cleaned(value) for key, value in node.items() if not (key == "default" and value is None)}
+    cleaned: Node = {
+        key: _cleaned(value)
+        for key, value in node.items()
+        if not (key == "default" and (value is None or isinstance(value, dict)))
+    }
     choices: Sequence[Node] = cleaned.get("anyOf", ())
     kept = [choice for choice in choices if choice.get("type") != "null"]
     if len(kept) == 1 and len(choices) > 1:

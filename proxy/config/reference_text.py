@@ -170,11 +170,3 @@ SECTIONS: Final[tuple[tuple[str, str | None], ...]] = (
     ("event_log", None),
 )
 """Tables with a section, in the order of reading, with the start of the section where it is not the usual one."""
-
-SAME_AS: Final = {
-    "sites.response_headers": "sites.request_headers",
-    "sites.routes.request_headers": "sites.request_headers",
-    "sites.routes.response_headers": "sites.request_headers",
-    "sites.routes.upstream_tls": "sites.upstream_tls",
-}
-"""Tables with the keys of another, which are described there."""
