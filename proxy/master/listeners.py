@@ -128,7 +128,7 @@ def _bind(sock: socket.socket, address: Address) -> None:
 
 def _explain(error: OSError, address: Address) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {address.port} is taken by {describe_owner(address.port)}: stop it, or choose another port"
+        return f"port {address.port} is in use by {describe_owner(address.port)}: stop it, or choose another port"
     if error.errno == errno.EACCES:
         return (
             f"ports below {_first_unprivileged_port()} need a privilege: give the service CAP_NET_BIND_SERVICE"

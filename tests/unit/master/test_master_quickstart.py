@@ -1,0 +1,92 @@
+"""Settings without a file, and where their folders are."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from proxy.errors import ConfigError
+from proxy.master import quickstart
+from proxy.master.quickstart import demo_settings, serve_settings, state_dir
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"STATE_DIRECTORY": "/var/lib/one:/var/lib/two", "XDG_STATE_HOME": "/home/x"}, "/var/lib/one"),
+        ({"XDG_STATE_HOME": "/home/x"}, "/home/x/reverse-proxy"),
+        ({}, os.path.expanduser("~/.local/state/reverse-proxy")),
+    ],
+)
+def test_the_state_folder(environ: dict[str, str], folder: str) -> None:
+    assert state_dir(environ) == folder
+
+
+@pytest.mark.parametrize(
+    ("uid", "environ", "folder"),
+    [
+        (0, {"XDG_RUNTIME_DIR": "/run/user/0"}, "/run/reverse-proxy"),
+        (1000, {"XDG_RUNTIME_DIR": "/run/user/1000"}, "/run/user/1000/reverse-proxy"),
+        (1000, {"XDG_STATE_HOME": "/home/x"}, "/home/x/reverse-proxy"),
+    ],
+)
+def test_the_admin_socket_is_where_its_user_may_write(
+    monkeypatch: pytest.MonkeyPatch, uid: int, environ: dict[str, str], folder: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert quickstart.runtime_dir(environ) == folder
+
+
+def serve(**changed: object) -> object:
+    options: dict[str, object] = {
+        "to": ["127.0.0.1:3000"],
+        "listen": [":8443"],
+        "hosts": [],
+        "redirect": [],
+        "health": None,
+        "environ": {"XDG_STATE_HOME": "/home/x"},
+    }
+    return serve_settings(**(options | changed))  # type: ignore[arg-type]
+
+
+def test_serve_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quickstart, "ipv6_available", lambda: True)
+    settings = serve_settings(
+        to=["127.0.0.1:3000", "https://origin.example.org"],
+        listen=[":8443"],
+        hosts=["git.example.org"],
+        redirect=[":8080"],
+        health="127.0.0.1:9901",
+        environ={},
+    )
+    assert [one.address for one in settings.listeners] == ["0.0.0.0:8443", "[::]:8443"]
+    assert settings.redirect.addresses == ("0.0.0.0:8080", "[::]:8080")
+    assert settings.health.address == "127.0.0.1:9901"
+    assert settings.sites[0].hosts == ("git.example.org",)
+    assert settings.sites[0].upstreams is not None
+    assert settings.sites[0].upstreams[0] == "http://127.0.0.1:3000"
+    assert settings.sites[0].upstreams[1].startswith("https://origin.example.org")
+
+
+def test_serve_listens_on_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quickstart, "ipv6_available", lambda: False)
+    settings = serve_settings(
+        to=["127.0.0.1:1"], listen=[":8443"], hosts=[], redirect=[], health=None, environ={"XDG_STATE_HOME": "/x"}
+    )
+    assert [one.address for one in settings.listeners] == ["0.0.0.0:8443"]
+    assert (settings.redirect.enabled, settings.health.enabled) == (False, False)
+    assert settings.sites[0].hosts == ("*",)
+
+
+@pytest.mark.parametrize("changed", [{"listen": [":99999"]}, {"listen": [":"]}, {"to": ["::::"]}, {"hosts": ["a b"]}])
+def test_a_wrong_argument_is_a_configuration_error(changed: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="reverse-proxy serve"):
+        serve(**changed)
+
+
+def test_the_demo_stays_on_loopback() -> None:
+    settings = demo_settings(port=1443, redirect_port=1080, health_port=1900, upstream_port=2000, environ={})
+    addresses = [one.address for one in settings.listeners] + list(settings.redirect.addresses)
+    assert {address.rpartition(":")[0] for address in addresses} <= {"127.0.0.1", "[::1]"}
+    assert settings.health.address == "127.0.0.1:1900"
