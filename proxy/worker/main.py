@@ -11,6 +11,7 @@ import resource
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from time import monotonic
 
@@ -59,6 +60,7 @@ class Worker:
         self._cells = cells = context.cells
         self._reporter = ChannelReporter(f"worker {context.slot}", context.channel, cells)
         self._reporter.attach(loop)
+        sys.unraisablehook = self._on_unraisable
         self._access_log = AccessLog(settings.access_log, cells, self._reporter)
         self._access_log.attach(loop)
         self._deadlines = Deadlines(loop)
@@ -127,6 +129,13 @@ class Worker:
         self._reporter.detach()
         self._access_log.close(LOG_FLUSH_SECS)
         self._cells[READY] = 0
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        # By default Python writes a traceback to standard error each time, and a client can provoke one at will: a
+        # server name that is not ASCII fails to decode before the SNI callback runs.
+        self._reporter.report(
+            f"python.unraisable.{unraisable.exc_type.__name__}", "an exception had nowhere to go", level="warning"
+        )
 
     # -- accepting ---------------------------------------------------------------------------------------------------
 
