@@ -151,17 +151,22 @@ class AccessLog:
             quoted = self._quoted
             bare = self._bare
             ms = int(duration * 1000)
+            upstream_ms = int(upstream_secs * 1000)
             line = b'%b%b%b%b%d "%b" "%b" %b %b %b %b %b\n' % (
                 bare[remote],
                 self._prefix,
-                quoted[request_line],
+                quoted[request_line] if request_line.translate(None, _QUOTED_CLEAN) else request_line or _EMPTY,
                 _STATUS[status],
                 body_bytes,
                 quoted[referer],
                 quoted[user_agent],
                 bare[host],
                 _MILLISECONDS[ms] if 0 <= ms < _TABLE_MS else _seconds(duration),
-                _seconds(upstream_secs) if upstream_secs >= 0 else _EMPTY,
+                _EMPTY
+                if upstream_secs < 0
+                else _MILLISECONDS[upstream_ms]
+                if upstream_ms < _TABLE_MS
+                else _seconds(upstream_secs),
                 request_id if request_id.isalnum() else bare[request_id],
                 bare[tls],
             )

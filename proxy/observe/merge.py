@@ -4,8 +4,8 @@ Theory of operation. All records of one signature, from whatever process, are on
 first occurrence is a line. From then on occurrences only count, and ``tick`` speaks: a summary at the end of each
 window in which any was counted, a closing line at the end of the first window in which none came. So a storm of any
 rate, over any number of processes, that lasts n windows is n + 2 lines; and nothing that is counted waits for a next
-event to be told. Above that, LineBudget bounds the lines a minute over all signatures: a line that it denies keeps its
-count, and the next summary of that signature tells it.
+event to be told. Above that, LineBudget bounds the lines a minute over all signatures: a first line that finds no room
+is counted in its storm's next summary, and summaries and closing lines wait for room.
 """
 
 from __future__ import annotations
@@ -48,21 +48,20 @@ class LineBudget:
         self._denied: dict[str, int] = {}
         self._denied_since = 0.0
 
-    def allow(self, signature: str, now: float) -> bool:
-        """Whether one more line may be written now; a denied one is counted under ``signature``."""
-        if self.has_room(now):
-            self._recent.append(now)
-            return True
+    def take(self, now: float) -> bool:
+        """Whether one more line may be written now; if so it counts."""
+        recent = self._recent
+        if len(recent) == recent.maxlen and now - recent[0] < MINUTE_SECS:
+            return False
+        recent.append(now)
+        return True
+
+    def deny(self, signature: str, now: float) -> None:
+        """Count a line that is not written, now or later."""
         if not self._denied:
             self._denied_since = now
         self._denied[signature] = self._denied.get(signature, 0) + 1
         self.lines_denied += 1
-        return False
-
-    def has_room(self, now: float) -> bool:
-        """Whether ``allow`` would allow."""
-        recent = self._recent
-        return len(recent) < (recent.maxlen or 1) or now - recent[0] >= MINUTE_SECS
 
     def summary(self, now: float, *, final: bool = False) -> Line | None:
         """The line that tells what was denied, once a minute; ``final``: at once."""
@@ -75,7 +74,7 @@ class LineBudget:
         if len(ranked) > len(named):
             fields["others"] = sum(lines for _, lines in ranked[MAX_SIGNATURES_NAMED:])
         self._denied = {}
-        return Line("warning", SUPPRESSED, fields, "max_lines_per_minute was reached, these lines were not written")
+        return Line("warning", SUPPRESSED, fields, "max_lines_per_minute was reached, these lines were left out")
 
 
 class _Storm:
@@ -105,6 +104,14 @@ class _Storm:
         self.sources: set[str] = set()
         self.whole_left = whole_occurrences(record.level)
         self.window_ends_at = now + WINDOW_SECS + FLUSH_LAG_SECS
+
+    def begin_window(self, now: float) -> None:
+        """After a window has been told: the next begins where it ended, or now if it was told late."""
+        self.window = 0
+        self.active = False
+        self.sources.clear()
+        is_late = now >= self.window_ends_at + WINDOW_SECS
+        self.window_ends_at = (now if is_late else self.window_ends_at) + WINDOW_SECS
 
 
 class Merger:
@@ -142,10 +149,10 @@ class Merger:
         line = None
         if storm.whole_left:
             storm.whole_left -= 1
-            if self.budget.allow(signature, now):
-                line = Line(
-                    record.level, signature, {"source": record.source, **record.fields}, record.message, record.trace
-                )
+            if self.budget.take(now):
+                line = _whole(record)
+            else:
+                self.budget.deny(signature, now)
         untold = record.occurrences - (line is not None)
         storm.window += untold
         storm.suppressed += untold
@@ -155,23 +162,19 @@ class Merger:
     def tick(self, now: float) -> list[Line]:
         """The lines that are due at ``now``. To be called about once a second, whether or not records come."""
         lines: list[Line] = []
-        for signature, storm in list(self._storms.items()):
-            if now < storm.window_ends_at:
-                continue
-            if storm.window and self.budget.allow(signature, now):
-                lines.append(_summary(signature, storm))
-                storm.window = 0
-                storm.sources.clear()
-            elif not storm.window and not storm.active:
-                if storm.suppressed:
-                    if not self.budget.has_room(now):
-                        continue  # told as soon as there is room
-                    self.budget.allow(signature, now)
-                    lines.append(_closing(signature, storm))
+        due = [item for item in self._storms.items() if item[1].window_ends_at <= now]
+        due.sort(key=lambda item: item[1].window_ends_at)  # where the budget is short, who waits longest is first
+        for signature, storm in due:
+            over = not storm.window and not storm.active
+            says = storm.suppressed if over else storm.window
+            if says:
+                if not self.budget.take(now):
+                    continue  # told as soon as there is room
+                lines.append(_closing(signature, storm) if over else _summary(signature, storm))
+            if over:
                 del self._storms[signature]
-                continue
-            storm.active = False
-            storm.window_ends_at = max(storm.window_ends_at + WINDOW_SECS, now)
+            else:
+                storm.begin_window(now)
         return self._with_budget_summary(lines, now, final=False)
 
     def finish(self, now: float) -> list[Line]:
@@ -179,7 +182,7 @@ class Merger:
         lines = [
             _closing(signature, storm)
             for signature, storm in self._storms.items()
-            if storm.suppressed and self.budget.allow(signature, now)
+            if storm.suppressed and self.budget.take(now)
         ]
         self._storms.clear()
         return self._with_budget_summary(lines, now, final=True)
@@ -191,6 +194,11 @@ class Merger:
     def _suppress(self, signature: str, occurrences: int) -> None:
         if occurrences:
             self.suppressed[signature] = self.suppressed.get(signature, 0) + occurrences
+
+
+def _whole(record: Record) -> Line:
+    fields = {"source": record.source, **record.fields}
+    return Line(record.level, record.signature, fields, record.message, record.trace)
 
 
 def _summary(signature: str, storm: _Storm) -> Line:
