@@ -14,7 +14,7 @@ from proxy.config.checks import Problem
 from proxy.config.json_schema import Loc, header, node_at, tables, wanted
 from proxy.config.refusal import RefusedError, printable, shown
 
-_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 # pydantic marks the key of a mapping, as opposed to its value, by this last part.
 _KEY_MARK: Final = "[key]"
 _UNITS: Final = re.compile(r"([0-9]+)(?:\.0)? ?(ms|s|sec|secs|m|min|h|d|k|kb|kib|m|mb|mib|g|gb|gib)", re.IGNORECASE)

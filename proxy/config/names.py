@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from proxy.config.refusal import RefusedError, shown
@@ -33,6 +34,26 @@ FORBIDDEN_FIELDS: Final[dict[str, str]] = {
         ("transfer-encoding", "content-length", "expect"), "it says where the message ends, which only the proxy knows"
     ),
     "host": "what an upstream is told is chosen with preserve_host",
+}
+
+_WRITTEN_BY_THE_PROXY: Final = "the proxy writes it from what it knows (trusted_proxies says who else is believed)"
+# Of a request only: an edit of one of these would come out twice, or not at all.
+FORBIDDEN_REQUEST_FIELDS: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        (
+            "forwarded",
+            "via",
+            "x-forwarded-for",
+            "x-forwarded-host",
+            "x-forwarded-port",
+            "x-forwarded-proto",
+            "x-real-ip",
+            "x-request-id",
+        ),
+        _WRITTEN_BY_THE_PROXY,
+    ),
+    # CVE-2016-5385
+    "proxy": "it is always removed, because programs behind CGI would take its value for a proxy to use",
 }
 
 
@@ -96,10 +117,14 @@ def check_field_name(name: str) -> str:
     if not _TOKEN.fullmatch(name):
         hint = "leave out the colon" if name.endswith(":") else "letters, digits and hyphens make a name"
         raise RefusedError(shown(name), wanted, hint)
-    reason = FORBIDDEN_FIELDS.get(name.lower())
-    if reason is not None:
-        raise RefusedError(shown(name), "a header field that may be edited", f"{name} may not: {reason}")
+    _refuse(name, FORBIDDEN_FIELDS)
     return name
+
+
+def check_request_fields(names: Iterable[str]) -> None:
+    """Refuse, with ``RefusedError``, fields of a request that the proxy itself writes or removes."""
+    for name in names:
+        _refuse(name, FORBIDDEN_REQUEST_FIELDS)
 
 
 def check_field_value(value: str) -> str:
@@ -147,3 +172,9 @@ def normalize_network(text: str) -> str:
     if ipaddress.ip_address(address) != network.network_address:
         raise RefusedError(shown(text), wanted, f"bits are set behind the prefix: write {network}")
     return str(network)
+
+
+def _refuse(name: str, forbidden: Mapping[str, str]) -> None:
+    reason = forbidden.get(name.lower())
+    if reason is not None:
+        raise RefusedError(shown(name), "a header field that may be edited", f"{name} may not: {reason}")

@@ -114,7 +114,8 @@ EDITS: Final = """\
 ### `[sites.request_headers]` and `[sites.response_headers]`
 
 The same in a route: `[sites.routes.request_headers]`. Removing and setting happen after the proxy has removed what
-belongs to the connection.
+belongs to the connection. Of a request, Forwarded, Via, X-Forwarded-For, -Host, -Port and -Proto, X-Real-IP and
+X-Request-Id are the proxy's own and cannot be edited; other X-Forwarded-* fields can be set.
 """
 
 UPSTREAM_TLS: Final = """\

@@ -15,6 +15,7 @@ from proxy.config.names import (
     check_field_name,
     check_field_value,
     check_protocol,
+    check_request_fields,
     normalize_dns_name,
     normalize_host,
     normalize_network,
@@ -101,7 +102,7 @@ class Listener(Model):
 
 
 class Redirect(Model):
-    """Plain HTTP that sends clients to HTTPS (308), to configured hosts only."""
+    """Plain HTTP that sends clients to HTTPS (308), to hosts of the sites only: with `"*"` that is any host."""
 
     enabled: bool = Field(True, description="`false`: nothing listens for plain HTTP.")
     addresses: tuple[ListenAddress, ...] = Field(
@@ -170,6 +171,11 @@ class HeaderEdit(Model):
         return self
 
 
+def _request_edit(edit: HeaderEdit) -> HeaderEdit:
+    check_request_fields((*edit.set, *edit.remove))
+    return edit
+
+
 class UpstreamTls(Model):
     """How the certificate of an `https://` upstream is verified. Verification cannot be switched off."""
 
@@ -221,16 +227,16 @@ class RouteOptions(Model):
         None,
         ge=1,
         le=1_000_000,
-        description="So many failures in a row, none older than `fail_timeout_secs`, and an upstream is left out.",
+        description="So many failures in a row, and one of several upstreams is left out. A lone one never is.",
     )
     fail_timeout_secs: Seconds | None = Field(
-        None, description="How long such an upstream is left out, and how long failures are remembered."
+        None, description="How long it is left out, and how long failures are remembered."
     )
     upstream_tls: UpstreamTls | None = Field(None, description="How `https://` upstreams are verified.")
     preserve_host: bool | None = Field(
         None, description="`true`: the upstream sees the client's Host. `false`: it sees its own address."
     )
-    request_headers: HeaderEdit | None = Field(
+    request_headers: Annotated[HeaderEdit, AfterValidator(_request_edit)] | None = Field(
         None, description="Edits of what the upstream gets. A route's table replaces its site's as a whole."
     )
     response_headers: HeaderEdit | None = Field(

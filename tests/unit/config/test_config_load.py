@@ -96,6 +96,7 @@ def test_a_good_file() -> None:
         ),
         ("min_tls_versions = 1" + SITE, "did you mean `min_tls_version` of [[listeners]]?"),
         ('"a\\nb" = 1' + SITE, 'config.toml:1: unknown key `"a\\nb"`'),
+        ("x" * 1000 + " = 1" + SITE, 'unknown key `"' + "x" * 80 + '..."`: the keys here are'),
         # Types, strictly.
         ("workers = true" + SITE, "config.toml:1: workers: found true; wanted an integer from 1 to 256"),
         ("workers = 2.0" + SITE, "workers: found 2.0; wanted an integer from 1 to 256; write 2"),
@@ -187,6 +188,12 @@ def test_a_good_file() -> None:
             SITE + 'request_headers = { set = { X-A = "1" }, remove = ["x-a"] }',
             'config.toml:5: sites[0].request_headers: found the field "x-a" twice',
         ),
+        (
+            SITE + 'request_headers.set.X-Forwarded-Proto = "https"',
+            'sites[0].request_headers: found "X-Forwarded-Proto"; wanted a header field that may be edited; X-Forw',
+        ),
+        (SITE + 'request_headers.remove = ["via"]', 'request_headers: found "via"; wanted a header field'),
+        (SITE + 'request_headers.set.Proxy = "http://a"', "behind CGI would take its value for a proxy to use"),
         (SITE + 'response_headers.set = "X: y"', 'response_headers.set: found "X: y"; wanted a table'),
         (SITE + "max_request_body_bytes = 0", "found 0; wanted an integer from 1 to"),
         # Between tables.
@@ -211,8 +218,8 @@ def test_a_good_file() -> None:
         (
             '[health]\naddress = "127.0.0.1:443"' + SITE,
             (
-                'config.toml:2: health.address: found "127.0.0.1:443", which 0.0.0.0:443 overlaps; wanted each address in '
-                "one place; see listeners[0].address (by default)"
+                'config.toml:2: health.address: found "127.0.0.1:443", which 0.0.0.0:443 overlaps; wanted each address '
+                "in one place; see listeners[0].address (by default)"
             ),
         ),
         # Not TOML.
@@ -281,6 +288,14 @@ def test_header_values_are_not_shown() -> None:
     assert "hunter2" not in line
     line = only_error(SITE + "request_headers.set.Authorization = 20261129")
     assert "20261129" not in line
+
+
+def test_other_fields_of_the_family_may_be_set() -> None:
+    site = load(SITE + 'request_headers.set.X-Forwarded-Prefix = "/app"\nresponse_headers.remove = ["Via"]').sites[0]
+    assert site.request_headers is not None
+    assert site.request_headers.set == {"X-Forwarded-Prefix": "/app"}
+    assert site.response_headers is not None
+    assert site.response_headers.remove == ("Via",)
 
 
 def test_specific_listener_beside_a_wildcard_one_is_fine() -> None:

@@ -28,6 +28,7 @@ from proxy.config.paths import (
 from proxy.config.refusal import RefusedError, shown
 from proxy.config.upstream_address import UpstreamAddress, parse_upstream
 from proxy.errors import ConfigError
+from proxy.route.path import normalize_path
 
 
 def address(text: str) -> str:
@@ -258,6 +259,15 @@ def test_any_text_is_normal_or_refused(function: Callable[[str], str], text: str
         assert function(normal) == normal
         return
     assert message.isprintable()
+
+
+@given(st.text(alphabet=st.one_of(st.characters(), st.sampled_from("/%.~aF2e"))).map(lambda text: "/" + text))
+def test_a_route_path_is_as_requests_are_matched(text: str) -> None:
+    try:
+        path = normalize_route_path(text)
+    except RefusedError:
+        return
+    assert normalize_path(path.encode("ascii")) == path.encode("ascii")
 
 
 @given(
