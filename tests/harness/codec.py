@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from proxy.protocol.http1 import (
     CLOSED,
@@ -25,7 +26,7 @@ Event = RequestHead | ResponseHead | bytes | str
 def pieces(data: bytes, cuts: Iterable[int]) -> list[bytes]:
     """``data`` cut at these offsets."""
     edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]
-    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(edges)]
 
 
 def bytewise(data: bytes) -> list[bytes]:
@@ -36,32 +37,28 @@ def requests(
     parts: bytes | Sequence[bytes], *, limits: Limits = LIMITS, cache: HeadCache | None = None, eof: bool = True
 ) -> list[Event]:
     """The events of a connection on which ``parts`` arrive, and then its end."""
-    return _drain(RequestDecoder(limits, cache), parts, eof)
+    return drain(RequestDecoder(limits, cache), parts, eof)
 
 
 def responses(
     parts: bytes | Sequence[bytes],
-    methods: Sequence[bytes] = (b"GET",),
+    method: bytes = b"GET",
     *,
     limits: Limits = LIMITS,
     cache: HeadCache | None = None,
     eof: bool = True,
 ) -> list[Event]:
-    """The events of an upstream connection; a next exchange begins as soon as the one before has ended."""
-    return _drain(ResponseDecoder(limits, cache), parts, eof, list(methods))
+    """The events of an upstream connection that serves one exchange."""
+    decoder = ResponseDecoder(limits, cache)
+    decoder.start(method)
+    return drain(decoder, parts, eof)
 
 
-def _drain(
-    decoder: RequestDecoder | ResponseDecoder,
-    parts: bytes | Sequence[bytes],
-    eof: bool,
-    methods: list[bytes] | None = None,
-) -> list[Event]:
+def drain(decoder: RequestDecoder | ResponseDecoder, parts: bytes | Sequence[bytes], eof: bool) -> list[Event]:
+    """The events that come out while ``parts`` go in."""
     events: list[Event] = []
 
     def step() -> bool:
-        if isinstance(decoder, ResponseDecoder) and methods and decoder.at_rest:
-            decoder.start(methods.pop(0))
         event = decoder.next_event()
         if event is None:
             return False
