@@ -19,9 +19,9 @@ MAX_BACKOFF_SECS = 30.0
 STABLE_AFTER_SECS = 60.0
 """A child that lived so long is healthy: its next end begins with the first pause again."""
 
-# A terminal sends SIGINT and SIGHUP to the whole foreground group: the master alone decides what they mean. SIGUSR1
-# ends a process that has not installed its handler yet.
-_LEFT_TO_THE_MASTER = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+# Out of the terminal's foreground group, a child must not be stopped for writing to it (stty tostop). SIGUSR1 would end
+# a process that has not installed its handler yet.
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTTOU)
 
 
 @dataclass(slots=True)
@@ -109,10 +109,12 @@ def _become_child(title: str, master: int) -> None:
     prctl.set_pdeathsig(signal.SIGKILL)
     if os.getppid() != master:
         os._exit(1)  # it ended before the death signal was set, so nobody would tell
+    # A terminal sends SIGINT and SIGHUP to its whole foreground group: the master alone decides what they mean.
+    os.setpgid(0, 0)
     setproctitle.setproctitle(title)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    for number in _LEFT_TO_THE_MASTER:
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     faulthandler.enable(2)

@@ -35,7 +35,7 @@ class LiveLine:
         )
         text = (
             f"connections {book.total(counters.CONNECTIONS_OPEN)}"
-            f" | permits {book.total(counters.PERMITS)} of {self._permits}"
+            f" | permits held {book.total(counters.CONNECTIONS_OPEN)} of {self._permits}"
             f" | requests/s {rate:.0f}"
             f" | descriptors {fullest[counters.DESCRIPTORS_OPEN]} of {fullest[counters.DESCRIPTORS_LIMIT]}"
         )

@@ -10,7 +10,7 @@ from proxy.config.address import Address
 from proxy.master import admin_socket, listeners
 from proxy.master.plan import Plan, TlsMaterial
 from proxy.tls.contexts import ListenerTls
-from proxy.worker.main import BoundListener
+from proxy.worker.context import BoundListener
 
 Slots = tuple[tuple[BoundListener, ...], ...]
 """The listeners of each slot."""

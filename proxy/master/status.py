@@ -12,7 +12,7 @@ HEARTBEAT_LIMIT_MS = 5000
 
 WORKER_KEYS: tuple[tuple[str, int], ...] = (
     ("connections", counters.CONNECTIONS_OPEN),
-    ("permits_held", counters.PERMITS),
+    ("permits_held", counters.CONNECTIONS_OPEN),
     ("redirect_connections", counters.REDIRECT_OPEN),
     ("upstream_open", counters.UPSTREAM_OPEN),
     ("upstream_idle", counters.UPSTREAM_IDLE),
@@ -77,7 +77,7 @@ def _age_ms(cells: memoryview, now_ms: int) -> int | None:
 def _silence(cells: memoryview, slot: int, now_ms: int) -> str:
     age_ms = _age_ms(cells, now_ms)
     if age_ms is None:
-        return f"worker {slot} has not started"
+        return f"worker {slot} is not running"
     if age_ms >= HEARTBEAT_LIMIT_MS:
         return f"worker {slot} has given no heartbeat for {age_ms / 1000:.1f} s"
     return ""

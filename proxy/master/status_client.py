@@ -56,7 +56,7 @@ def show_status(document: dict[str, Any], stream: TextIO) -> None:
     )
     totals, events = document["totals"], document["events"]
     console.print(
-        f"permits {totals['permits']} of {document['permits']}, requests {totals['requests']}"
+        f"permits held {totals['connections_open']} of {document['permits']}, requests {totals['requests']}"
         f" (2xx {totals['responses_2xx']}, 3xx {totals['responses_3xx']}, 4xx {totals['responses_4xx']},"
         f" 5xx {totals['responses_5xx']}), events {events['written']} written, {events['suppressed']} suppressed"
     )

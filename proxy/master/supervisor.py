@@ -31,7 +31,7 @@ from proxy.master.sockets import BoundSockets
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
 from proxy.observe.events import ChannelReporter, open_channel
-from proxy.worker.main import WorkerContext
+from proxy.worker.context import WorkerContext
 
 READY_TIMEOUT_SECS = 30.0
 READY_POLL_SECS = 0.02

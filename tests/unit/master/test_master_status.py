@@ -30,7 +30,7 @@ def test_one_beating_worker_is_enough_to_be_alive_but_not_to_be_ready() -> None:
 def test_without_a_beating_worker_each_reason_is_told() -> None:
     none = CounterBook(2)
     none.page(1)[counters.HEARTBEAT_MS] = NOW_MS - 9000
-    expected = "worker 0 has not started\nworker 1 has given no heartbeat for 9.0 s"
+    expected = "worker 0 is not running\nworker 1 has given no heartbeat for 9.0 s"
     assert status.unhealthy(none, NOW_MS) == expected
     assert status.unready(none, NOW_MS) == expected
 
@@ -71,7 +71,6 @@ def test_the_live_line_shows_rates_since_the_last_one_and_clears_itself() -> Non
     assert stream.getvalue() == ""
     line.draw(made, 10.0)
     cells[counters.REQUESTS] = 50
-    cells[counters.PERMITS] = 3
     cells[counters.CONNECTIONS_OPEN] = 4
     cells[counters.DESCRIPTORS_OPEN] = 20
     cells[counters.DESCRIPTORS_LIMIT] = 1024
@@ -79,7 +78,7 @@ def test_the_live_line_shows_rates_since_the_last_one_and_clears_itself() -> Non
     line.clear()
     first, second, cleared = (part.rstrip("\r") for part in stream.getvalue().split("\r\x1b[K")[1:])
     assert "requests/s 0" in first
-    assert second == "connections 4 | permits 3 of 100 | requests/s 25 | descriptors 20 of 1024"
+    assert second == "connections 4 | permits held 4 of 100 | requests/s 25 | descriptors 20 of 1024"
     assert cleared == ""
 
 
