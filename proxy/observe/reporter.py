@@ -18,7 +18,7 @@ from proxy.observe.record import LEVELS, MAX_NAME_CHARS, Record, Value, clip, en
 
 FLUSH_INTERVAL_SECS = 1.0
 RETRY_INTERVAL_SECS = 0.1
-"""After a flush that the channel did not take whole: its queue holds few datagrams (net.unix.max_dgram_qlen)."""
+"""After a flush that the channel did not take whole: its buffer holds about 250 datagrams for all processes."""
 QUIET_SECS = 5.0
 """A signature without an occurrence for so long is forgotten: its next one is a first, whole, again. Shorter than the
 event log's window, so that a new storm there begins with a whole record."""
@@ -123,6 +123,11 @@ class ChannelReporter:
         tally.message = message
         tally.fields = fields
 
+    @property
+    def unsent(self) -> int:
+        """Occurrences that are counted here and not yet handed over."""
+        return sum(tally.pending + len(tally.unsent_whole) for tally in self._tallies.values())
+
     def flush(self) -> None:
         """Hand over what is counted, one datagram a signature; what the channel does not take stays. Never raises."""
         now = self._clock()
@@ -133,8 +138,8 @@ class ChannelReporter:
             tally = self._tallies[signature]
             if tally.pending or tally.unsent_whole:
                 tally.active_at = now
+                open_way = open_way and self._send_tally(tally)
                 if open_way:
-                    open_way = self._send_tally(tally)
                     # To the end: where the channel takes only some, each signature has its turn.
                     self._tallies[signature] = self._tallies.pop(signature)
                 unsent += tally.pending + len(tally.unsent_whole)
