@@ -35,10 +35,10 @@ FORBIDDEN_TRAILERS: Final = frozenset(
 # RFC 9112 section 7.1: no sign, prefix or whitespace belongs to a size.
 _PLAIN_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,16}+)\r\n")
 _HEX_DIGITS: Final = re.compile(rb"[0-9A-Fa-f]{1,16}+")
-# RFC 9112 section 7.1.1, without the whitespace before the first semicolon that its grammar calls bad.
+# RFC 9112 section 7.1.1, without the whitespace that its grammar calls bad: parsers disagree about where it may be.
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _QUOTED: Final = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*"'
-_EXTENSIONS: Final = re.compile(rb"(?:;[ \t]*+%b[ \t]*+(?:=[ \t]*+(?:%b|%b)[ \t]*+)?)*" % (_TOKEN, _TOKEN, _QUOTED))
+_EXTENSIONS: Final = re.compile(rb"(?:;%b(?:=(?:%b|%b))?)*" % (_TOKEN, _TOKEN, _QUOTED))
 
 
 class EndOfMessage:
