@@ -36,7 +36,7 @@ _MEMO_BYTES = 512
 _MILLISECONDS = tuple(b"%d.%03d" % divmod(ms, 1000) for ms in range(2000))
 """A table costs a quarter of formatting a float."""
 _TABLE_MS = len(_MILLISECONDS)
-_STATUS = {status: b'" %d ' % status for status in range(100, 600)}
+_STATUS = {status: b'" %d ' % status for status in range(1000)}
 
 
 class AccessLogSettings(Protocol):
@@ -133,8 +133,8 @@ class AccessLog:
     ) -> None:
         """Log one exchange.
 
-        ``status`` is 100 to 599; ``duration`` and ``upstream_secs`` are seconds, the latter below 0 when no upstream
-        was asked. Empty values are logged as ``-`` (JSON: as empty strings).
+        ``status`` has at most three digits; ``duration`` and ``upstream_secs`` are seconds, the latter below 0 when no
+        upstream was asked. Empty values are logged as ``-`` (JSON: as empty strings).
         """
         if self._writer is None:
             return
@@ -206,6 +206,7 @@ class AccessLog:
         self.flush()
         done = self._writer.close(timeout_secs)
         self._watch_writer(self._writer)
+        self._cells[counters.ACCESS_LINES_DROPPED] += self._writer.lines_unwritten - self._seen_dropped
         return done
 
     def _on_timer(self) -> None:

@@ -90,6 +90,7 @@ class LineWriter:
         self._queue: queue.SimpleQueue[_Batch | _Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._accepted_bytes = 0  # owner's thread
+        self._accepted_lines = 0  # owner's thread
         self._refused_lines = 0  # owner's thread
         self._finished_bytes = 0  # writer's thread, as all below
         self._lost_lines = 0
@@ -107,6 +108,11 @@ class LineWriter:
         return self._refused_lines + self._lost_lines
 
     @property
+    def lines_unwritten(self) -> int:
+        """Lines that did not reach the target, those still queued included: after ``close``, what it never will."""
+        return self._refused_lines + self._accepted_lines - self.lines_written
+
+    @property
     def queued_bytes(self) -> int:
         """Bytes that the thread has yet to write."""
         return self._accepted_bytes - self._finished_bytes
@@ -122,6 +128,7 @@ class LineWriter:
             self._refused_lines += lines
             return False
         self._accepted_bytes += len(data)
+        self._accepted_lines += lines
         self._queue.put(_Batch(data, lines))
         return True
 

@@ -35,7 +35,7 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "events.log"
-        self.loop = uvloop.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self.read_end, self.write_end = open_channel()
         self.logs: list[EventLog] = []
 
