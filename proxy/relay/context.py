@@ -38,6 +38,7 @@ class RelayContext:
         "reporter",
         "request_id_prefix",
         "request_limits",
+        "requests_active",
         "response_cache",
         "response_limits",
         "routes",
@@ -65,6 +66,7 @@ class RelayContext:
         self.reporter = reporter
         self.cells = cells
         self.draining = False
+        self.requests_active = 0
         # The memos hang on the heads (RequestHead.memo), so the caches live and die with the generation.
         self.head_cache = HeadCache()
         self.response_cache = HeadCache()

@@ -22,7 +22,6 @@ from typing import Protocol
 
 from proxy.observe.counters import (
     REQUESTS,
-    REQUESTS_ACTIVE,
     RESPONSES_1XX,
     TIMEOUTS_BODY,
     TIMEOUTS_UPSTREAM,
@@ -140,11 +139,9 @@ class Exchange:
         self._finished_reading = False
         self._ended = False
         self.request_done = not head.has_body
-        cells = context.cells
-        cells[REQUESTS] += 1
-        cells[REQUESTS_ACTIVE] += 1
+        context.requests_active += 1
         if prepared.underscore_fields:
-            cells[UNDERSCORE_FIELDS_DROPPED] += prepared.underscore_fields
+            context.cells[UNDERSCORE_FIELDS_DROPPED] += prepared.underscore_fields
 
     # -- the request's way ---------------------------------------------------------------------------------------------
 
@@ -173,12 +170,12 @@ class Exchange:
         self._connection = connection
         head, prepared, forwarded = self._head, self._prepared, self._client.forwarded
         connection.decoder.start(head.method)
-        host = head.authority if prepared.route.preserve_host and head.authority else connection.backend.host_header
+        host = prepared.host or connection.backend.host_header
         if forwarded.trusted:
-            rest: tuple[bytes, ...] = (forwarded.trusted_fields(head, self._request_id),)
+            forwarding = forwarded.trusted_fields(head, self._request_id)
         else:
-            rest = (forwarded.plain, prepared.tail, self._request_id)
-        data = b"".join((prepared.line, host, prepared.fields, *rest, b"\r\n\r\n"))
+            forwarding = b"%b%b%b" % (forwarded.plain, prepared.tail, self._request_id)
+        data = b"%b%b%b%b\r\n\r\n" % (prepared.line, host, prepared.fields, forwarding)
         self._sent_at = now = monotonic()
         if self.request_done:
             connection.stream.write(data)
@@ -251,8 +248,19 @@ class Exchange:
         connection = self._connection
         assert connection is not None
         self._received = True
-        connection.decoder.feed(data)
-        self._relay_response(connection)
+        decoder = connection.decoder
+        whole = decoder.take_whole(data)
+        if whole is None:
+            decoder.feed(data)
+            self._relay_response(connection)
+            return
+        head, body = whole
+        out = self._response_head(head)
+        if body:
+            self._body_bytes = len(body)
+            out += body
+        self._client.stream.write(out)
+        self._finish()
 
     def _relay_response(self, connection: UpstreamConnection) -> None:
         next_event = connection.decoder.next_event
@@ -523,8 +531,10 @@ class Exchange:
         if self._connection is not None:
             self._connection.release(reusable)
             self._connection = None
-        context.cells[REQUESTS_ACTIVE] -= 1
-        context.cells[RESPONSES_1XX - 1 + status // 100] += 1
+        context.requests_active -= 1
+        cells = context.cells
+        cells[REQUESTS] += 1
+        cells[RESPONSES_1XX - 1 + status // 100] += 1
         head, prepared, client = self._head, self._prepared, self._client
         context.access_log.request(
             client.forwarded.client(head),

@@ -44,7 +44,7 @@ class Refusal(NamedTuple):
 class Prepared:
     """A request's way: where to, and its head for the upstream but for what only the connection knows.
 
-    The head is: ``line``, the Host's value, ``fields``, the connection's part (``ForwardedBy.plain``), ``tail``, the
+    The head is: ``line``, the Host's value (``host``, or the backend's where that is empty), ``fields``, the connection's part (``ForwardedBy.plain``), ``tail``, the
     request id, and an empty line.
     """
 
@@ -52,6 +52,7 @@ class Prepared:
         "context",
         "fields",
         "group",
+        "host",
         "line",
         "referer",
         "route",
@@ -71,6 +72,7 @@ class Prepared:
         self.line = b"%b %b HTTP/1.1\r\nHost: " % (head.method, path)
         self.underscore_fields = 0
         self.fields = self._forwarded_fields(head, context.settings.underscores_in_headers)
+        self.host = head.authority if route.preserve_host else b""
         authority = head.authority or head.host
         self.tail = b'%b"\r\nX-Forwarded-Host: %b\r\nVia: %b\r\nX-Request-Id: ' % (
             authority.replace(b'"', b""),

@@ -117,10 +117,15 @@ class ClientSession:
         """See ``StreamHandler``."""
         decoder = self._decoder
         assert decoder is not None
-        decoder.feed(data)
         if self.busy:
+            decoder.feed(data)
             self.on_busy_data()
+            return
+        head = None if self._advancing else decoder.take_whole(data)
+        if head is not None:
+            self._begin_answer(head)
         else:
+            decoder.feed(data)
             self.advance()
 
     def on_busy_data(self) -> None:
@@ -199,17 +204,20 @@ class ClientSession:
             self.refuse(error.status, error.reason)
             return False
         if type(event) is RequestHead:
-            self._phase = Phase.EXCHANGE
-            self._served = True
-            self._head_since = 0.0
-            stream.read_deadline = inf
-            self.answer(event)
+            self._begin_answer(event)
             return True
         if event is CLOSED:
             stream.close()
             return False
         self._await_head()
         return False
+
+    def _begin_answer(self, head: RequestHead) -> None:
+        self._phase = Phase.EXCHANGE
+        self._served = True
+        self._head_since = 0.0
+        self._stream.read_deadline = inf
+        self.answer(head)
 
     def _await_head(self) -> None:
         decoder, settings = self._decoder, self._context.settings

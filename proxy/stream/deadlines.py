@@ -16,7 +16,11 @@ GRANULARITY_SECS = 0.1
 
 
 class Deadlined(Protocol):
-    """What the wheel watches. ``due`` belongs to the wheel: when it will look at the item (infinity: not watched)."""
+    """What the wheel watches.
+
+    ``due`` belongs to the wheel: it looks at the item a granularity after that (infinity: not watched). So a deadline
+    that is not earlier than ``due`` needs no word to the wheel.
+    """
 
     due: float
 
@@ -25,6 +29,10 @@ class Deadlined(Protocol):
 
     def on_deadline(self, now: float) -> None:
         """The earliest deadline has passed."""
+
+
+def _bucket_of(due: float) -> int:
+    return round(due / GRANULARITY_SECS) + 1
 
 
 class Deadlines:
@@ -46,9 +54,9 @@ class Deadlines:
         if when == inf:
             return
         if item.due != inf:
-            self._buckets[int(item.due / GRANULARITY_SECS)].discard(item)
+            self._buckets[_bucket_of(item.due)].discard(item)
         bucket = max(int(when / GRANULARITY_SECS), self._done) + 1
-        item.due = (bucket + 0.5) * GRANULARITY_SECS
+        item.due = (bucket - 1) * GRANULARITY_SECS
         items = self._buckets.get(bucket)
         if items is None:
             self._buckets[bucket] = {item}
@@ -61,7 +69,7 @@ class Deadlines:
     def forget(self, item: Deadlined) -> None:
         """The item is closed: hold no reference to it (idempotent)."""
         if item.due != inf:
-            self._buckets[int(item.due / GRANULARITY_SECS)].discard(item)
+            self._buckets[_bucket_of(item.due)].discard(item)
             item.due = inf
 
     def _arm(self) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import ssl
 import struct
@@ -168,23 +169,18 @@ class Stream:
             self._reading = True
             self._loop.add_reader(self._fd, self._on_readable)
 
-    def _receive(self) -> bytes | None:
-        """One read: bytes, b"" at the end of input, None when there is nothing now. Raises OSError."""
-        try:
-            return self._sock.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return None
-
     def _on_readable(self) -> None:
         try:
-            data = self._receive()
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
         except OSError as error:
             self._lose(error)
             return
         if data:
             self.bytes_read += len(data)
             self.handler.on_data(data)
-        elif data is not None:
+        else:
             self.pause_reading()
             self.handler.on_eof()
 
@@ -308,15 +304,14 @@ class Stream:
         except OSError:
             return -1
 
-    def peek(self) -> bool:
-        """Whether the descriptor has something to read: bytes, the end, or an error (one system call)."""
-        try:
-            socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            return True
-        return True
+    def make_peek(self) -> Callable[[int], list[tuple[int, int]]]:
+        """A function that, called with 0, tells whether there is anything to read: bytes, the end, an error.
+
+        It is poll(2), half the price of a recv with MSG_PEEK that ends in an exception.
+        """
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN | select.POLLRDHUP)
+        return poll.poll
 
     def drop_input(self, callback: Callable[[], None]) -> None:
         """Hand each wake-up for input to ``callback`` from now on, unread."""
@@ -436,10 +431,27 @@ class TlsStream(Stream):
             self._end_of_output()
 
     def _on_readable(self) -> None:
+        # The plain kind's, with _receive written out: this is every request's way.
         if self._handshaking:
             self._shake_hands()
             return
-        super()._on_readable()
+        try:
+            data = self._tls.read(TLS_RECORD_BYTES)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return
+        except ssl.SSLZeroReturnError:
+            data = b""
+        except OSError as error:
+            self._lose(error)
+            return
+        if len(data) == TLS_RECORD_BYTES:
+            data = self._receive_more(data)
+        if data:
+            self.bytes_read += len(data)
+            self.handler.on_data(data)
+        else:
+            self.pause_reading()
+            self.handler.on_eof()
 
     def _on_writable(self) -> None:
         if self._handshaking:
@@ -447,29 +459,18 @@ class TlsStream(Stream):
             return
         super()._on_writable()
 
-    def _receive(self) -> bytes | None:
-        try:
-            data = self._tls.recv(TLS_RECORD_BYTES)
-            if len(data) < TLS_RECORD_BYTES:
-                return data
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return None
-        except ssl.SSLZeroReturnError:
-            return b""
-        # A full record: an upload. A few more of them make one piece, so that the rest of the way is paid once.
+    def _receive_more(self, data: bytes) -> bytes:
+        # A full record: an upload. A few more of them make one piece, so that the rest of the way is paid once. The end
+        # and errors come again with the next wake-up: the descriptor stays readable.
         pieces = [data]
-        try:
+        with contextlib.suppress(OSError):
             while len(pieces) < TLS_READS_A_WAKEUP and len(pieces[-1]) == TLS_RECORD_BYTES:
-                pieces.append(self._tls.recv(TLS_RECORD_BYTES))
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            pass
-        except OSError:
-            pass  # the end and errors come again with the next wake-up: the descriptor stays readable
+                pieces.append(self._tls.read(TLS_RECORD_BYTES))
         return b"".join(pieces)
 
     def _send(self, data: bytes | memoryview) -> int:
         try:
-            return self._tls.send(data)
+            return self._tls.write(data)
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
@@ -32,7 +33,7 @@ class UpstreamConnection:
     A connection without a user is idle: anything that comes in then (an unsolicited response, the end) closes it.
     """
 
-    __slots__ = ("_pool", "backend", "decoder", "stream", "user", "uses")
+    __slots__ = ("_peek", "_pool", "backend", "decoder", "stream", "user", "uses")
 
     def __init__(self, pool: UpstreamPool, backend: Backend, stream: Stream, decoder: ResponseDecoder) -> None:
         self._pool = pool
@@ -41,6 +42,7 @@ class UpstreamConnection:
         self.decoder = decoder
         self.user: UpstreamUser | None = None
         self.uses = 0
+        self._peek: Callable[[int], list[tuple[int, int]]] | None = None
         stream.handler = self
         stream.on_release = pool.closed
 
@@ -58,7 +60,6 @@ class UpstreamConnection:
 
     def _end_idle(self) -> None:
         self.backend.idle.remove(self)
-        self._pool.idle_ended()
         self._discard()
 
     # -- StreamHandler -----------------------------------------------------------------------------------------------
@@ -112,7 +113,9 @@ class UpstreamConnection:
         The look costs one system call. It is what keeps a response that nobody asked for, already in the socket but not
         yet reported by the event loop, from being taken for the answer to ``user``'s request.
         """
-        if self.stream.peek():
+        if self._peek is None:
+            self._peek = self.stream.make_peek()
+        if self.stream.closed or self._peek(0):
             self._discard()
             return False
         self.stream.read_deadline = inf

@@ -241,6 +241,7 @@ class UpstreamPool:
         self.deadlines = deadlines
         self.limit = limit
         self.open = 0
+        self.reused = 0
         self.groups: list[UpstreamGroup] = []
         self._queue_timeout_secs = queue_timeout_secs
         self._idle_timeout_secs = idle_timeout_secs
@@ -261,9 +262,8 @@ class UpstreamPool:
         if not self._queue:
             while backend.idle:
                 connection = backend.idle.pop()
-                self._cells[UPSTREAM_IDLE] -= 1
                 if connection.take(user):
-                    self._cells[UPSTREAM_REUSED] += 1
+                    self.reused += 1
                     return connection
             pending = Pending(self, group, user)
             if self._make_room():
@@ -290,9 +290,7 @@ class UpstreamPool:
         for group in self.groups:
             for backend in group.backends:
                 if backend.idle:
-                    connection = backend.idle.pop(0)  # the longest idle one
-                    self._cells[UPSTREAM_IDLE] -= 1
-                    connection.stream.close()
+                    backend.idle.pop(0).stream.close()  # the longest idle one
                     return True
         return False
 
@@ -310,7 +308,6 @@ class UpstreamPool:
         """Put a clean connection back."""
         connection.rest(self._idle_timeout_secs)
         connection.backend.idle.append(connection)
-        self._cells[UPSTREAM_IDLE] += 1
         if self._queue:
             self._serve_queue()
 
@@ -319,10 +316,6 @@ class UpstreamPool:
         self._count(-1)
         if self._queue:
             self._serve_queue()
-
-    def idle_ended(self) -> None:
-        """An idle connection has taken itself out of its pool."""
-        self._cells[UPSTREAM_IDLE] -= 1
 
     def connect_failed(self, backend: Backend, error: OSError) -> UpstreamFailure:
         """Count and report; what the client is to be told."""
@@ -401,11 +394,10 @@ class UpstreamPool:
                 served = False
                 while backend.idle and not served:
                     connection = backend.idle.pop()
-                    self._cells[UPSTREAM_IDLE] -= 1
                     if connection.take(user):
                         self.leave_queue(pending)
                         pending.user = None
-                        self._cells[UPSTREAM_REUSED] += 1
+                        self.reused += 1
                         user.on_upstream_ready(connection)
                         served = True
                 if served:
@@ -420,11 +412,15 @@ class UpstreamPool:
         finally:
             self._serving_queue = False
 
+    def publish(self) -> None:
+        """Bring the counters up to date that are too dear to keep for each request."""
+        self._cells[UPSTREAM_IDLE] = sum(len(backend.idle) for group in self.groups for backend in group.backends)
+        self._cells[UPSTREAM_REUSED] += self.reused
+        self.reused = 0
+
     def close_idle(self) -> None:
         """Close every idle connection (a drain)."""
         for group in self.groups:
             for backend in group.backends:
                 while backend.idle:
-                    connection = backend.idle.pop()
-                    self._cells[UPSTREAM_IDLE] -= 1
-                    connection.stream.close()
+                    backend.idle.pop().stream.close()

@@ -29,6 +29,7 @@ from proxy.observe.counters import (
     PID,
     READY,
     REDIRECT_OPEN,
+    REQUESTS_ACTIVE,
 )
 from proxy.observe.events import ChannelReporter
 from proxy.relay.context import RelayContext
@@ -223,6 +224,8 @@ class Worker:
     def _beat(self) -> None:
         cells = self._cells
         cells[HEARTBEAT_MS] = int(monotonic() * 1000)
+        cells[REQUESTS_ACTIVE] = self._relay.requests_active
+        self._pool.publish()
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         cells[DESCRIPTORS_LIMIT] = 0 if soft == resource.RLIM_INFINITY else soft
         # Without a descriptor to look with, the last number stands. The folder's own descriptor is among them.

@@ -214,6 +214,16 @@ class RequestDecoder(Source):
             self._error = error
             raise
 
+    def take_whole(self, data: bytes) -> RequestHead | None:
+        """A shortcut for ``feed`` and one ``next_event`` where ``data`` is just one bodiless request seen before.
+
+        None: it is not, or something else is under way. Then nothing has been taken, and ``data`` is to be fed.
+        """
+        if self._data or self._in_length or self._line_skipped or self._chunked is not None or self._error is not None:
+            return None
+        head = self._entries.get(data)
+        return head if type(head) is RequestHead and not head.has_body else None
+
     def _next_of_length(self) -> bytes | EndOfMessage | None:
         if not self._left:
             self._in_length = False

@@ -178,6 +178,24 @@ class ResponseDecoder(Source):
             self._error = error
             raise
 
+    def take_whole(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
+        """A shortcut for ``feed`` and all events where ``data`` is just one response whose head was seen before.
+
+        The head is final, and the body (maybe empty) is complete. None: it is not so, or something is under way. Then
+        nothing has been taken, and ``data`` is to be fed.
+        """
+        if self._state != _HEAD or self._data or self._to_head or self._eof or self._error is not None:
+            return None
+        end = data.find(b"\r\n\r\n") + 4
+        head = self._entries.get(data[:end])
+        if type(head) is not ResponseHead or head.interim or head.status == _SWITCHING_PROTOCOLS:
+            return None
+        length = head.content_length if head.framing == LENGTH else 0 if head.framing == NO_BODY else None
+        if length is None or len(data) - end != length:
+            return None
+        self._state = _IDLE
+        return head, data[end:]
+
     def _between(self) -> Closed | None:
         if self._pos < len(self._data):
             if self._state == _TUNNEL:
