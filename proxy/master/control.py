@@ -20,6 +20,7 @@ import uvloop
 from proxy.config.schema import Settings
 from proxy.master import status
 from proxy.master.endpoint import Answer, Endpoint, get_only, text_answer
+from proxy.observe import counters
 from proxy.observe.counters import CounterBook
 from proxy.observe.events import ChannelReporter, EventLog
 
@@ -30,10 +31,14 @@ CLOSE_SECS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ControlContext:
-    """What the master hands over. ``facts``: what does not change while it runs, for the status document."""
+    """What the master hands over.
+
+    ``facts``: what does not change while it runs, for the status document. ``cells``: this process's own page.
+    """
 
     settings: Settings
     book: CounterBook
+    cells: memoryview
     read_end: socket.socket
     channel: socket.socket
     health: socket.socket | None
@@ -53,7 +58,7 @@ def run_control(context: ControlContext) -> int:
 async def _serve(context: ControlContext) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    reporter = ChannelReporter(SOURCE, context.channel, None)
+    reporter = ChannelReporter(SOURCE, context.channel, context.cells)
     reporter.attach(loop)
     log = EventLog(context.read_end, context.settings.event_log)
     log.attach(loop)
@@ -87,6 +92,7 @@ async def _serve(context: ControlContext) -> None:
         )
     for endpoint in endpoints:
         endpoint.start()
+    context.cells[counters.READY] = 1
     await stop.wait()
     for endpoint in endpoints:
         await endpoint.stop()

@@ -9,6 +9,7 @@ from proxy.observe import counters
 from proxy.observe.counters import CounterBook
 
 _CLEAR_LINE = "\r\x1b[K"
+_COLUMNS_IF_UNKNOWN = 80
 
 
 class LiveLine:
@@ -50,9 +51,10 @@ class LiveLine:
 
     def _columns(self) -> int:
         try:
-            return max(20, os.get_terminal_size(self._stream.fileno()).columns)
+            columns = os.get_terminal_size(self._stream.fileno()).columns
         except OSError:
-            return 80
+            columns = 0
+        return columns or _COLUMNS_IF_UNKNOWN  # serial consoles and some containers say 0
 
     def _write(self, text: str) -> None:
         try:

@@ -86,12 +86,14 @@ class Supervisor:
         self._tls = load_tls(self._plan, store=True)
         self._bound = BoundSockets(self._plan, self._tls)
         self._book = CounterBook(settings.workers)
+        self._control_book = CounterBook(1)
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
         self._private = [*self._bound.all, self._read_end, *(helper.sock for helper in helpers)]
         self._started_at = time.monotonic()
         self._flushed_at = 0.0
-        self._live = None if live is None else live(self._plan.budget.max_connections)
+        self._make_live = live
+        self._live: LiveLine | None = None
         self._control = self._control_child()
         self._helpers = tuple(self._helper_child(helper) for helper in helpers)
         self._workers = tuple(self._worker_child(slot) for slot in range(settings.workers))
@@ -100,17 +102,19 @@ class Supervisor:
     def run(self) -> int:
         """Start, supervise until a signal, drain. Returns the exit status.
 
-        Raises StartError when a child does not become ready; then none of them is left.
+        Raises StartError when a child does not become ready; then none of them is left. The signals stay blocked for
+        what is left of the process: a second SIGTERM at the last moment must not turn a clean exit into a death.
         """
         setproctitle.setproctitle("reverse-proxy: master")
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             if self._start():
                 self._on_ready()
+                if self._make_live is not None:
+                    self._live = self._make_live(self._plan.budget.max_connections)
                 self._supervise()
         finally:
             self._stop()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return EXIT_OK
 
     def _start(self) -> bool:
@@ -122,11 +126,14 @@ class Supervisor:
             except OSError as error:
                 raise StartError(f"cannot start {child.name}: {error.strerror}") from error
         deadline = time.monotonic() + READY_TIMEOUT_SECS
-        while waiting := [slot for slot in range(self._book.slots) if not self._book.page(slot)[counters.READY]]:
+        pages = {CONTROL: self._control_book.page(0)}
+        pages |= {child.name: self._book.page(slot) for slot, child in enumerate(self._workers)}
+        while waiting := [name for name, cells in pages.items() if not cells[counters.READY]]:
             if time.monotonic() >= deadline:
-                raise StartError(f"worker {waiting[0]} was not ready in {READY_TIMEOUT_SECS:.0f} s: see the event log")
+                raise StartError(f"{waiting[0]} was not ready in {READY_TIMEOUT_SECS:.0f} s: see the event log")
             number = self._next_signal(READY_POLL_SECS)
-            if number in _STOP:
+            if number is not None and number in _STOP:
+                self._report_stopping(number)
                 return False
             for child, end in self._reap():
                 raise StartError(f"{child.name} ended while starting ({end}): see the event log")
@@ -159,6 +166,7 @@ class Supervisor:
         context = ControlContext(
             settings=self._settings,
             book=self._book,
+            cells=self._control_book.page(0),
             read_end=self._read_end,
             channel=self._channel,
             health=self._bound.health,
@@ -205,8 +213,7 @@ class Supervisor:
         while True:
             number = self._next_signal(self._timeout_secs())
             if number is not None and number in _STOP:
-                self._reporter.report("stopping", "draining", level="info", signal=signal.Signals(number).name)
-                self._reporter.flush()
+                self._report_stopping(number)
                 return
             if number == signal.SIGUSR1:
                 for child in (self._control, *self._workers):
@@ -260,6 +267,10 @@ class Supervisor:
             except OSError as error:
                 pause_secs = child.postpone(now)
                 self._report_death(child, f"{child.name} cannot be started", str(error.strerror), pause_secs)
+
+    def _report_stopping(self, number: int) -> None:
+        self._reporter.report("stopping", "draining", level="info", signal=signal.Signals(number).name)
+        self._reporter.flush()
 
     def _report_death(self, child: Child, message: str, end: str, pause_secs: float) -> None:
         self._reporter.report(

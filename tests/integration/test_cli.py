@@ -345,18 +345,21 @@ def test_a_signal_drains_and_ends_well(appliance: StartAppliance, number: signal
     assert " stopped " in lines[-1]
 
 
-def test_a_second_signal_ends_a_drain_at_once(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
+def test_a_second_signal_ends_a_drain_at_once(appliance: StartAppliance) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         one = appliance(upstream=f"http://127.0.0.1:{silent.getsockname()[1]}")
         with one.connect() as wire:
             wire.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            silent.accept()[0].close  # noqa: B018  the exchange is under way, and stays so
-            os.kill(one.pid, signal.SIGTERM)
-            wait_until(lambda: any(" stopping " in line for line in one.event_lines()), "it drains")
-            assert one.process is not None
-            assert one.process.poll() is None
-            os.kill(one.pid, signal.SIGTERM)
-            assert one.process.wait(10) == 0
+            exchange, _ = silent.accept()
+            with exchange:
+                os.kill(one.pid, signal.SIGTERM)
+                wait_until(lambda: any(" stopping " in line for line in one.event_lines()), "it drains")
+                wait_until(lambda: one.health("/readyz")[0] == 503, "the worker drains")
+                assert one.process is not None
+                assert one.process.poll() is None
+                os.kill(one.pid, signal.SIGTERM)
+                assert one.process.wait(10) == 0
+    assert any(" killed " in line for line in one.event_lines())
 
 
 # -- without a file
