@@ -14,6 +14,7 @@ from proxy.protocol.http1 import (
     HeadCache,
     Limits,
     RequestDecoder,
+    RequestHead,
     ResponseDecoder,
     authority,
     body,
@@ -205,3 +206,56 @@ def test_closed_is_one_value() -> None:
     decoder = RequestDecoder(TINY)
     decoder.feed_eof()
     assert decoder.next_event() is CLOSED
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(WHOLE), min_size=1, max_size=4).map(b"".join), st.lists(st.sampled_from(WHOLE), max_size=3)
+)
+def test_the_shortcut_for_a_whole_request_only_tells_what_the_long_way_does(data: bytes, before: list[bytes]) -> None:
+    cache = HeadCache()
+    expected = requests(data, limits=TINY, cache=cache, eof=False)
+    decoder = RequestDecoder(TINY, cache)
+    drain(decoder, before, eof=False)
+    under_way = decoder.buffered or requests(b"".join(before), limits=TINY)[-1] != "closed"
+    head = decoder.take_whole(data)
+    if head is not None:
+        assert not under_way
+        assert [head] == expected
+        assert decoder.buffered == 0
+    elif not under_way:
+        assert len(expected) > 1 or not isinstance(expected[0], RequestHead)
+
+
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+@pytest.mark.parametrize(
+    "data", [*WHOLE, b"HTTP/1.1 204 x\r\n\r\n", b"HTTP/1.1 101 x\r\n\r\n", b"HTTP/1.1 100 x\r\n\r\n"]
+)
+def test_the_shortcut_for_a_whole_response_only_tells_what_the_long_way_does(data: bytes, method: bytes) -> None:
+    cache = HeadCache()
+    responses(data, limits=TINY, cache=cache, eof=False)
+    for extra in (b"", b"x"):
+        expected = responses(data + extra, method, limits=TINY, cache=cache, eof=False)
+        decoder = ResponseDecoder(TINY, cache)
+        assert decoder.take_whole(data) is None, "no exchange is open"
+        decoder.start(method)
+        whole = decoder.take_whole(data + extra)
+        if whole is None:
+            assert drain(decoder, data + extra, eof=False) == expected, "nothing has been taken"
+            continue
+        head, content = whole
+        assert expected == ([head, content, "end"] if content else [head])
+        assert decoder.at_rest
+        decoder.start(b"GET")
+
+
+def test_the_shortcuts_are_taken() -> None:
+    cache = HeadCache()
+    requests(WHOLE[0], limits=TINY, cache=cache)
+    assert RequestDecoder(TINY, cache).take_whole(WHOLE[0]) is not None
+    cache = HeadCache()
+    data = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+    responses(data, limits=TINY, cache=cache)
+    decoder = ResponseDecoder(TINY, cache)
+    decoder.start(b"GET")
+    assert decoder.take_whole(data) is not None
