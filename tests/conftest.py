@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+import hypothesis
 import pytest
 
 from tests.harness import Appliance, RawUpstream, Script
+
+# No test judges a speed, so a busy machine is no failure. CI tries the same examples each time.
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("suite")
 
 APPLIANCES = pytest.StashKey[list[Appliance]]()
 FAILED = pytest.StashKey[bool]()
