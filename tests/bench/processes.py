@@ -29,10 +29,15 @@ class CpuTime(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Resident memory in KB (1,024 bytes), summed over processes; ``pss`` counts shared pages once."""
+    """Resident memory in KB (1,024 bytes), summed over processes.
+
+    ``pss`` counts a page shared by n processes as 1/n in each, so unrelated processes that use the same libraries
+    change it; ``anonymous`` is the part of it that is no file's, which they cannot change.
+    """
 
     rss: int
     pss: int
+    anonymous: int
 
 
 class Job:
@@ -108,15 +113,14 @@ class Job:
 
     def memory(self) -> Memory:
         """Resident memory of the whole process tree."""
-        rss = pss = 0
+        sums = {"Rss:": 0, "Pss:": 0, "Pss_Anon:": 0}
         for pid in _tree(self._process.pid):
-            with contextlib.suppress(OSError):
-                for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                    if line.startswith("Rss:"):
-                        rss += int(line.split()[1])
-                    elif line.startswith("Pss:"):
-                        pss += int(line.split()[1])
-        return Memory(rss, pss)
+            with contextlib.suppress(OSError):  # it may have ended since
+                for line in Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines():
+                    key, _, rest = line.partition(" ")
+                    if key in sums:
+                        sums[key] += int(rest.split()[0])
+        return Memory(sums["Rss:"], sums["Pss:"], sums["Pss_Anon:"])
 
     def _members(self) -> list[tuple[int, str]]:
         return [(pid, _start_time(pid)) for pid in _tree(self._process.pid)]

@@ -38,7 +38,7 @@ class Results:
 
 def main_figure(work: str, one: Measured) -> float:
     """The figure that ratios are taken of: memory each for idle connections, CPU for all else."""
-    return one.pss_kb_each if work == "idle" else one.unit
+    return one.anonymous_kb_each if work == "idle" else one.unit
 
 
 def tables(results: Results, peers: Sequence[str]) -> str:
@@ -112,7 +112,7 @@ def _table(work: str, by_peer: Mapping[str, Sequence[Measured]]) -> str:
         p99 = "slowest, ms" if kind.unit == "s/GB" else "p99, ms"
         columns = [f"CPU, {kind.unit}", "user", "system", "least", kind.rate, p99, "RSS, MB", "PSS, MB"]
     else:
-        columns = [f"PSS, {kind.unit}", "least", f"RSS, {kind.unit}", "RSS, MB", "PSS, MB"]
+        columns = [f"growth, {kind.unit}", "least", f"growth of RSS, {kind.unit}", "RSS, MB", "PSS, MB"]
     rows = []
     for peer, rounds in by_peer.items():
         figures = [main_figure(work, one) for one in rounds]

@@ -54,7 +54,7 @@ class Measured:
     p99_ms: float = 0.0
     rss_mb: float = 0.0
     pss_mb: float = 0.0
-    pss_kb_each: float = 0.0
+    anonymous_kb_each: float = 0.0
     rss_kb_each: float = 0.0
     notes: dict[str, int] = field(default_factory=dict)
     """Counts that should be 0: access-log lines missing, upstream connections made anew beyond two a client."""
@@ -167,7 +167,7 @@ def idle(peer: Peer, stage: Stage, scale: Scale) -> Measured:
     return Measured(
         rss_mb=full.rss / 1024,
         pss_mb=full.pss / 1024,
-        pss_kb_each=(full.pss - base.pss) / scale.idle_connections,
+        anonymous_kb_each=(full.anonymous - base.anonymous) / scale.idle_connections,
         rss_kb_each=(full.rss - base.rss) / scale.idle_connections,
     )
 
