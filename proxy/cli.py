@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import socket
@@ -24,6 +25,7 @@ from proxy.worker.main import run_worker
 
 PROGRAM = "reverse-proxy"
 EXIT_INTERRUPTED = 130
+_OUTPUT_FAULTS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT})
 
 _DEMO_TEXT = """\
 reverse-proxy {version}: HTTPS in front of an embedded upstream. Ctrl-C ends it.
@@ -46,6 +48,7 @@ Access log: {access_log}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status: 0 good, 1 a fault of this host or moment, 2 usage or configuration."""
+    _secure_standard_descriptors()
     try:
         options = _parser().parse_args(arguments)
         status: int = options.command(options)
@@ -59,6 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_RUNTIME
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAULTS:
+            raise
+        _complain(f"cannot write the output: {error.strerror}")
+        return EXIT_RUNTIME
     else:
         return status
 
@@ -192,6 +200,16 @@ def _status(options: argparse.Namespace) -> int:
 
 def _supervise(settings: Settings) -> int:
     return Supervisor(settings, run_worker).run()
+
+
+def _secure_standard_descriptors() -> None:
+    """Open what was closed on /dev/null: the next socket would get its number, and log lines would go to a client."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
 def _complain(message: str) -> None:

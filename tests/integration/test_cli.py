@@ -42,6 +42,13 @@ def config(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
+@pytest.fixture
+def ports() -> Iterator[FreePorts]:
+    held = FreePorts()
+    yield held
+    held.release()
+
+
 def refused(result: subprocess.CompletedProcess[str], exit_code: int, *parts: str) -> None:
     assert result.returncode == exit_code, result
     assert "Traceback" not in result.stderr
@@ -85,6 +92,22 @@ def test_a_reader_that_is_gone_is_no_traceback(config: Callable[..., str]) -> No
     with os.fdopen(write_end, "wb") as out:
         result = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, timeout=30)
     assert (result.returncode, result.stderr) == (1, b"")
+
+
+def test_a_full_disk_is_no_traceback(config: Callable[..., str]) -> None:
+    command = [sys.executable, "-m", "proxy", "check", "--config", config(max_connections=10)]
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert (result.returncode, result.stderr) == (
+        1,
+        "reverse-proxy: cannot write the output: No space left on device\n",
+    )
+
+
+def test_closed_standard_descriptors_are_no_sockets_of_ours(config: Callable[..., str]) -> None:
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "proxy"]
+    assert subprocess.run([*command, "check", "--config", config(max_connections=10)], timeout=30).returncode == 0
+    assert subprocess.run([*command, "check", "--config", "/nonexistent"], timeout=30).returncode == 2
 
 
 # -- check
@@ -217,11 +240,45 @@ def test_an_event_log_that_cannot_be_opened_fails_the_start_with_the_reason(
     path = config(
         listeners=[{"address": f"127.0.0.1:{ports.take()}"}],
         health={"enabled": False},
-        admin={"socket": str(tmp_path / "a.sock") if len(str(tmp_path)) < 90 else f"/tmp/rp-{os.getpid()}.sock"},
+        admin={"socket": f"/tmp/rp-{os.getpid()}.sock"},
         event_log={"path": str(tmp_path / "pipe")},
     )
     ports.release()
     refused(cli("run", "--config", path), 1, "event_log.path", "control ended while starting (exit status 1)")
+
+
+BROKEN_WORKER = """
+import sys
+from proxy.config.load import load_settings
+from proxy.errors import StartError
+from proxy.master.supervisor import Supervisor
+
+def run_worker(context):
+    raise RuntimeError("two\\nlines")
+
+try:
+    Supervisor(load_settings(sys.argv[1]), run_worker).run()
+except StartError as error:
+    print(error)
+"""
+
+
+def test_a_worker_that_cannot_start_is_one_line_and_ends_the_start(
+    config: Callable[..., str], tmp_path: Path, ports: FreePorts
+) -> None:
+    path = config(
+        listeners=[{"address": f"127.0.0.1:{ports.take()}"}],
+        health={"enabled": False},
+        admin={"socket": f"/tmp/rp-{os.getpid()}.sock"},
+        event_log={"path": str(tmp_path / "events.log")},
+    )
+    ports.release()
+    result = subprocess.run([sys.executable, "-c", BROKEN_WORKER, path], capture_output=True, text=True, timeout=60)
+    assert "worker 0 ended while starting (exit status 1): see the event log" in result.stdout, result
+    assert result.stderr == ""
+    (line,) = (line for line in (tmp_path / "events.log").read_text().splitlines() if "worker.failed" in line)
+    assert "RuntimeError: two" in line
+    assert not os.path.exists(f"/tmp/rp-{os.getpid()}.sock")
 
 
 # -- running
@@ -368,13 +425,6 @@ def test_a_second_signal_ends_a_drain_at_once(appliance: StartAppliance) -> None
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "XDG_STATE_HOME": str(tmp_path), "STATE_DIRECTORY": "", "COLUMNS": "120"}
-
-
-@pytest.fixture
-def ports() -> Iterator[FreePorts]:
-    held = FreePorts()
-    yield held
-    held.release()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
