@@ -51,6 +51,7 @@ def _without_status(event: object) -> object:
         (b"0000000000000001\r\nx\r\n0\r\n\r\n", b"x", ""),
         (b"2\r\n\r\n\r\n0\r\n\r\n", b"\r\n", ""),
         (b'1;a\r\nx\r\n1;a=b;c="d;\\"\xe9";e\r\ny\r\n0;z\r\n\r\n', b"xy", ""),
+        (b"1;abcdef\r\nx\r\n1;a\r\ny\r\n0;ab\r\n\r\n", b"xy", ""),
         (b"1;" + b"a" * (MAX_EXTENSION_BYTES - 1) + b"\r\nx\r\n0\r\n\r\n", b"x", ""),
         (b"1\r\nx\r\n0\r\nX-Sum:  1 \r\ny:\r\n\r\n", b"x", "((b'X-Sum', b'1'), (b'y', b''))"),
     ],

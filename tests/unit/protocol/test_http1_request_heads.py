@@ -360,6 +360,7 @@ def test_framing(lines: list[bytes], length: int | None, chunked: bool, has_body
         (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 4, Limits(10000, 3), "431 too-many-fields"),
         (b"GET /" + b"y" * 200, Limits(10000, 10, max_target_bytes=100), "414 target-too-long"),
         (b"G" * 200, Limits(100, 10), "414 target-too-long"),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 81 + b"\r", Limits(100, 10), "431 head-too-large"),
     ],
 )
 def test_limits_do_not_wait_for_the_end_of_the_head(data: bytes, limits: Limits, reason: str) -> None:

@@ -59,6 +59,7 @@ CUTS = st.lists(st.integers(1, 400), max_size=12)
 @example(b"\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n\r\n", [1])
 @example(b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 4 + b"\r\n", [40])
 @example(b"GET / HTTP/1.1\r\nX: " + b"y" * 99 + b"\r\r\n", [119, 120])
+@example(b"GET / HTTP/1.1\r\nX: " + b"y" * 101 + b"\rz", [119, 120])
 @example(b"GET / HTTP/1.1\r\nX: " + b"y" * 100 + b"\n", [119, 120])
 @example(b"GET / HTTP/1.1\r\nX: " + b"y" * 101 + b"\n", [119, 120])
 def test_any_split_of_requests_gives_the_same_events(data: bytes, cuts: list[int]) -> None:
