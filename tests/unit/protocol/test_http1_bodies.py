@@ -16,7 +16,7 @@ from proxy.protocol.http1 import (
     encode_last_chunk,
 )
 from proxy.protocol.http1.body import FORBIDDEN_TRAILERS, MAX_EXTENSION_BYTES, MAX_EXTENSIONS_BYTES
-from tests.harness.codec import LIMITS, bytewise, requests, responses
+from tests.harness.codec import LIMITS, bytewise, pieces, requests, responses
 
 CHUNKED = b"POST /c HTTP/1.1\r\nHost: example.org\r\nTransfer-Encoding: chunked\r\n\r\n"
 LENGTH_5 = b"POST /l HTTP/1.1\r\nHost: example.org\r\nContent-Length: 5\r\n\r\n"
@@ -267,3 +267,11 @@ def test_ends_are_values() -> None:
     assert hash(END) == hash(EndOfMessage(()))
     assert EndOfMessage(((b"a", b"b"),)) != END
     assert repr(EndOfMessage(((b"a", b"b"),))) == "EndOfMessage(((b'a', b'b'),))"
+
+
+def test_every_single_cut_of_a_chunked_body() -> None:
+    data = CHUNKED + b"1;abcdef\r\nx\r\n1;a\r\ny\r\n0;ab\r\nX: y\r\n\r\n" + GET
+    expected = requests(data)
+    assert expected[1:3] == [b"xy", "end ((b'X', b'y'),)"]
+    for cut in range(len(data)):
+        assert requests(pieces(data, [cut])) == expected, cut
