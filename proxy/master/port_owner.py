@@ -1,4 +1,4 @@
-"""Who listens on a TCP port: for the message of a start that finds its port taken."""
+"""Who listens on a TCP port, and what a process is: for messages that name the other side."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _listening_inodes(port: int) -> dict[str, int]:
 def _owners(inodes: set[str]) -> list[tuple[int, str]]:
     targets = {f"socket:[{inode}]" for inode in inodes}
     holders = (name for name in os.listdir("/proc") if name.isdigit() and _holds(name, targets))
-    return sorted((int(name), _command(name)) for name in holders)
+    return sorted((int(name), command_of(int(name))) for name in holders)
 
 
 def _holds(pid: str, targets: set[str]) -> bool:
@@ -62,7 +62,8 @@ def _holds(pid: str, targets: set[str]) -> bool:
     return False
 
 
-def _command(pid: str) -> str:
+def command_of(pid: int) -> str:
+    """The command line of a process as text without control characters; ``?`` when it is gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             raw = file.read(256)

@@ -27,6 +27,7 @@ from proxy.master.control import SOURCE as CONTROL
 from proxy.master.control import ControlContext, run_control
 from proxy.master.live import LiveLine
 from proxy.master.plan import load_tls, make_plan, require_budget, require_logs
+from proxy.master.port_owner import command_of
 from proxy.master.sockets import BoundSockets
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
@@ -92,6 +93,7 @@ class Supervisor:
         self._private = [*self._bound.all, self._read_end, *(helper.sock for helper in helpers)]
         self._started_at = time.monotonic()
         self._flushed_at = 0.0
+        self._sender = 0
         self._make_live = live
         self._live: LiveLine | None = None
         self._control = self._control_child()
@@ -238,7 +240,10 @@ class Supervisor:
             self._reporter.flush()
             if self._live is not None:
                 self._live.draw(self._book, now)
-        return None if found is None else found.si_signo
+        if found is None:
+            return None
+        self._sender = found.si_pid
+        return found.si_signo
 
     def _reap(self) -> list[tuple[Child, str]]:
         """The children that have ended, with how. Orphans, which PID 1 of a container inherits, are reaped too."""
@@ -269,7 +274,9 @@ class Supervisor:
                 self._report_death(child, f"{child.name} cannot be started", str(error.strerror), pause_secs)
 
     def _report_stopping(self, number: int) -> None:
-        self._reporter.report("stopping", "draining", level="info", signal=signal.Signals(number).name)
+        # A signal of the kernel, such as a terminal's, has no sender.
+        sender = f"pid {self._sender} ({command_of(self._sender)})" if self._sender else "terminal"
+        self._reporter.report("stopping", "draining", level="info", signal=signal.Signals(number).name, sender=sender)
         self._reporter.flush()
 
     def _report_death(self, child: Child, message: str, end: str, pause_secs: float) -> None:

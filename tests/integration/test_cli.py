@@ -398,7 +398,9 @@ def test_a_signal_drains_and_ends_well(appliance: StartAppliance, number: signal
     assert one.process.wait(20) == 0
     assert not any(alive(pid) for pid in family)
     lines = one.event_lines()
-    assert f"signal={number.name}" in next(line for line in lines if " stopping " in line)
+    (stopping,) = (line for line in lines if " stopping " in line)
+    assert f"signal={number.name}" in stopping
+    assert f"pid {os.getpid()} (" in stopping
     assert " stopped " in lines[-1]
 
 

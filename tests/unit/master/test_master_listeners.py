@@ -120,7 +120,7 @@ def test_an_owner_of_another_user_is_named_by_uid(monkeypatch: pytest.MonkeyPatc
 def test_no_terminal_escape_comes_out_of_a_command_line(tmp_path: Path) -> None:
     process = os.posix_spawn("/bin/sh", ["\x1b]0;evil\x07", "-c", "read line"], {}, setsigdef=[])
     try:
-        shown = port_owner._command(str(process))
+        shown = port_owner.command_of(process)
         assert "\x1b" not in shown
         assert "\x07" not in shown
     finally:
