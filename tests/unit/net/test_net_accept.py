@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -123,7 +124,7 @@ class Rig:
                 listener,  # type: ignore[arg-type]
                 label=f"listener {number}",
                 permits=self.permits,
-                on_accept=lambda sock, peer, permit: self.on_accept(sock, peer, permit),
+                on_accept=self._hand_over,
                 reporter=self.reports,
                 cells=self.cells,
             )
@@ -135,6 +136,9 @@ class Rig:
     @property
     def listener(self) -> FaultyListener:
         return self.listeners[0]
+
+    def _hand_over(self, sock: socket.socket, peer: object, permit: Permit) -> None:
+        self.on_accept(sock, peer, permit)
 
     def keep(self, sock: socket.socket, _peer: object, permit: Permit) -> None:
         self.accepted.append((sock, permit))
@@ -296,7 +300,7 @@ def test_a_burst_is_taken_in_bounded_batches(rigs: Callable[..., Rig]) -> None:
     rig.connect()
     rig.loop.call_soon(other_work)
     rig.run_until(lambda: bool(rig.accepted), "the client is accepted")
-    steps = [after - before for before, after in zip(turns, turns[1:], strict=False)]
+    steps = [after - before for before, after in pairwise(turns)]
     assert max(steps) <= ACCEPT_BATCH
 
 
