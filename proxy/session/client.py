@@ -245,8 +245,11 @@ class ClientSession:
             self.linger(clean)
             return
         self._phase = Phase.IDLE
-        if not self._stream.reading and self._stream.buffered <= HIGH_WATER_BYTES:
-            self._stream.resume_reading()
+        if self._stream.buffered > HIGH_WATER_BYTES:
+            # A client that asks and does not read: it is asked to read first; ``on_drained`` goes on.
+            self._stream.pause_reading()
+            return
+        self._stream.resume_reading()
         self.advance()
 
     # -- the end -----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from math import inf
 from time import monotonic
 from typing import Protocol
 
-from proxy.observe.counters import HANDSHAKES_FAILED, HANDSHAKES_OK, HANDSHAKES_TIMED_OUT, MISDIRECTED
+from proxy.observe.counters import BAD_REQUESTS, HANDSHAKES_FAILED, HANDSHAKES_OK, HANDSHAKES_TIMED_OUT, MISDIRECTED
 from proxy.protocol.http1 import ProtocolError, RequestHead
 from proxy.relay.context import RelayContext
 from proxy.relay.exchange import Exchange
@@ -160,6 +160,7 @@ class Http1Session(ClientSession):
             try:
                 event = decoder.next_event()
             except ProtocolError as error:
+                self._context.cells[BAD_REQUESTS] += 1
                 exchange.reject_request(error.status)
                 return
             if event is None:

@@ -77,7 +77,7 @@ class RawUpstream:
                 return  # closed
             if self._closing:
                 sock.close()
-                return
+                continue
             wire = Wire(sock)
             self.wires.append(wire)
             self._arrived.put(wire)
@@ -101,21 +101,41 @@ class RawUpstream:
         except queue.Empty:
             raise AssertionError(f"no connection reached the upstream within {timeout_secs} s") from None
 
+    def start_over(self) -> None:
+        """Ends every connection and raises the first error that a script had; then it is as new, and still listens."""
+        self._closing = True
+        self._end_connections(self._threads[1:])
+        self._closing = False
+        self.script = answering()
+        self.wires.clear()
+        del self._threads[1:]
+        while not self._arrived.empty():
+            self._arrived.get()
+        errors, self._errors = self._errors, []
+        self._raise(errors)
+
+    def _end_connections(self, threads: list[threading.Thread]) -> None:
+        for wire in self.wires:
+            with contextlib.suppress(OSError):
+                wire.sock.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join(TIMEOUT_SECS)
+
+    @staticmethod
+    def _raise(errors: list[BaseException]) -> None:
+        if errors:
+            raise AssertionError("the upstream's script failed") from errors[0]
+
     def close(self) -> None:
         """Ends every connection and thread, then raises the first error that a script had."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._listener.close()
-        for wire in self.wires:
-            with contextlib.suppress(OSError):
-                wire.sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(TIMEOUT_SECS)
+        self._end_connections(self._threads)
         if self._unix_path is not None:
             os.unlink(self._unix_path)
-        if self._errors:
-            raise AssertionError("the upstream's script failed") from self._errors[0]
+        self._raise(self._errors)
 
     def __enter__(self) -> Self:
         return self

@@ -169,16 +169,20 @@ def connect_tls(
     host: str = "127.0.0.1",
     alpn: tuple[str, ...] = ("http/1.1",),
     cafile: str | None = None,
+    source: str | None = None,
     timeout_secs: float = TIMEOUT_SECS,
 ) -> Wire:
-    """A TLS connection after its handshake; certificates are verified only where ``cafile`` is given."""
+    """A TLS connection after its handshake; certificates are verified only where ``cafile`` is given.
+
+    ``source`` is the address to connect from.
+    """
     context = ssl.create_default_context(cafile=cafile)
     if cafile is None:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if alpn:
         context.set_alpn_protocols(list(alpn))
-    raw = socket.create_connection((host, port), timeout_secs)
+    raw = socket.create_connection((host, port), timeout_secs, source_address=(source, 0) if source else None)
     try:
         return Wire(context.wrap_socket(raw, server_hostname=server_name), timeout_secs)
     except BaseException:
