@@ -1,9 +1,9 @@
 """One exchange: a request and its response, between a client's stream and an upstream's.
 
 Theory of operation. The session parses the request and pushes its body in (``on_request_body``,
-``on_request_end``); the upstream connection pushes the response's bytes in (``on_upstream_data``). Both directions stream, each held back by the
-other side's buffer: while ``holds_back`` the session pulls no body out of its decoder, while the client's buffer is
-above the high-water mark the upstream is not read. The exchange ends in exactly one of
+``on_request_end``); the upstream connection pushes the response's bytes in (``on_upstream_data``). Both directions
+stream, each held back by the other side's buffer: while ``holds_back`` the session pulls no body out of its decoder,
+while the client's buffer is above the high-water mark the upstream is not read. The exchange ends in exactly one of
 
     _finish       the response was written whole; the client's connection lives on if nothing forbids it
     _fail         no response had begun: the proxy answers itself

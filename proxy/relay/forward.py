@@ -44,8 +44,8 @@ class Refusal(NamedTuple):
 class Prepared:
     """A request's way: where to, and its head for the upstream but for what only the connection knows.
 
-    The head is: ``line``, the Host's value (``host``, or the backend's where that is empty), ``fields``, the connection's part (``ForwardedBy.plain``), ``tail``, the
-    request id, and an empty line.
+    The head is: ``line``, the Host's value (``host``, or the backend's where that is empty), ``fields``, the
+    connection's part (``ForwardedBy.plain``), ``tail``, the request id, and an empty line.
     """
 
     __slots__ = (

@@ -129,7 +129,7 @@ class Stream:
     def expect(self, when: float) -> None:
         """Set ``read_deadline`` (monotonic seconds; infinity: none)."""
         self.read_deadline = when
-        if when < self.due:
+        if when < self.due and not self.closed:
             self._deadlines.watch(self, when)
 
     def next_deadline(self) -> float:
@@ -324,10 +324,12 @@ class Stream:
             return
         self.pause_reading()
         self.read_deadline = inf
-        if self._output is None:
+        if not self._output:  # empty but there: a handshake that waits to write
             self._finish_close()
-        else:
-            self._closing = True
+            return
+        self._closing = True
+        if self._write_deadline == inf:  # closed from inside on_write_deadline: the flush must not wait for ever
+            self._write_progress()
 
     def abort(self) -> None:
         """Close at once with a reset and drop what is buffered: the peer cannot take what it got for complete."""
@@ -439,7 +441,7 @@ class TlsStream(Stream):
             data = self._tls.read(TLS_RECORD_BYTES)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
-        except ssl.SSLZeroReturnError:
+        except (ssl.SSLZeroReturnError, ValueError):  # ValueError: our own goodbye has met the peer's
             data = b""
         except OSError as error:
             self._lose(error)

@@ -56,7 +56,12 @@ class UpstreamConnection:
             self._discard()
 
     def _discard(self) -> None:
-        self.stream.close()  # the pool's count hangs on the stream's on_release
+        # The pool's count hangs on the stream's on_release. What is left of a request that nobody waits for is dropped:
+        # a backend that does not read it must not keep the descriptor.
+        if self.stream.buffered:
+            self.stream.abort()
+        else:
+            self.stream.close()
 
     def _end_idle(self) -> None:
         self.backend.idle.remove(self)

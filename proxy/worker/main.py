@@ -127,8 +127,8 @@ class Worker:
         self._resolver.stop()
         for session in list(self._sessions):
             session.stream.abort()
-        self._reporter.detach()
         self._access_log.close(LOG_FLUSH_SECS)
+        self._reporter.detach()  # last, so that what the access log could not write is still told
         self._cells[READY] = 0
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
