@@ -63,7 +63,7 @@ async def _serve(context: ControlContext) -> None:
     log = EventLog(context.read_end, context.settings.event_log)
     log.attach(loop)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, log.reopen)
+    loop.add_signal_handler(signal.SIGUSR1, _reopen, log, reporter)
 
     endpoints = [
         Endpoint(
@@ -98,6 +98,12 @@ async def _serve(context: ControlContext) -> None:
         await endpoint.stop()
     reporter.detach()
     log.close(CLOSE_SECS)
+
+
+def _reopen(log: EventLog, reporter: ChannelReporter) -> None:
+    log.reopen()
+    # Said here and not by the master: the line belongs into the new file.
+    reporter.report("logs.reopened", "the logs are opened again", level="info")
 
 
 def _probe(reason: str) -> Answer:

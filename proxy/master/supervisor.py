@@ -220,7 +220,6 @@ class Supervisor:
             if number == signal.SIGUSR1:
                 for child in (self._control, *self._workers):
                     child.send(signal.SIGUSR1)
-                self._reporter.report("logs.reopened", "the logs are opened again", level="info")
             for child, end in self._reap():
                 pause_secs = child.ended(time.monotonic())
                 self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)

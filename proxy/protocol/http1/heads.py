@@ -31,7 +31,7 @@ class RequestHead:
     """A request's head (RFC 9112 section 3). Shared between equal requests by a `HeadCache`: treat it as frozen."""
 
     method: bytes
-    """Any token; CONNECT too, which a session has to refuse (405: known, but offered for no resource here)."""
+    """Any token; CONNECT too, which is for the session to refuse."""
     target: bytes
     """As on the wire."""
     path: bytes
