@@ -123,7 +123,7 @@ def prepare(context: RelayContext, head: RequestHead) -> Prepared | RedirectTo |
     if route is None:
         return Refusal(404, "no-route")
     if isinstance(route, RedirectEntry):
-        return RedirectTo(route.status, route.location(path))
+        return RedirectTo(route.status, route.location(b"/" if path == b"*" else path))
     if (
         route.max_request_body_bytes is not None
         and head.content_length is not None

@@ -12,7 +12,7 @@ from proxy.observe.counters import BAD_REQUESTS, HANDSHAKES_FAILED, HANDSHAKES_O
 from proxy.protocol.http1 import ProtocolError, RequestHead
 from proxy.relay.context import RelayContext
 from proxy.relay.exchange import Exchange
-from proxy.relay.forward import ForwardedBy, Prepared, RedirectTo, prepare
+from proxy.relay.forward import REFUSED_METHODS, ForwardedBy, Prepared, RedirectTo, prepare
 from proxy.session.client import ClientSession, Phase
 from proxy.stream.stream import TlsStream
 
@@ -112,11 +112,10 @@ class Http1Session(ClientSession):
         prepared = head.memo
         if prepared is None:
             prepared = head.memo = prepare(context, head)
-        if type(prepared) is Prepared:
-            if head.host != self._covered and not self._covers(head.host):
-                context.cells[MISDIRECTED] += 1
-                self.respond(head, 421)
-                return
+        if head.host != self._covered and head.method not in REFUSED_METHODS and not self._covers(head.host):
+            context.cells[MISDIRECTED] += 1
+            self.respond(head, 421)
+        elif type(prepared) is Prepared:
             exchange = self._exchange = Exchange(context, self, head, prepared)
             exchange.start()
         elif type(prepared) is RedirectTo:
