@@ -116,7 +116,9 @@ class _Side:
 
     def on_eof(self) -> None:
         self.ended = True
-        if self._other.buffered:
+        if not self._other.half_closes:
+            self._tunnel.end()
+        elif self._other.buffered:
             handler = self._other.handler
             assert isinstance(handler, _Side)
             handler._shut = True

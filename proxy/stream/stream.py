@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from proxy.stream.deadlines import Deadlines
 
@@ -285,6 +285,9 @@ class Stream:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
+    half_closes: ClassVar[bool] = True
+    """Whether input that comes after ``shut_down_writing`` is whole."""
+
     def shut_down_writing(self) -> None:
         """End our side (FIN) while input goes on; call it when nothing is buffered."""
         if not self.closed:
@@ -378,6 +381,9 @@ class TlsStream(Stream):
     """
 
     __slots__ = ("_handshaking", "_tls")
+
+    half_closes = False
+    """SSL_shutdown drops a record that has come before it, so that what follows would have a hole."""
 
     _tls: ssl.SSLSocket
 
