@@ -85,8 +85,14 @@ class Http1Session(ClientSession):
                 client=self._peer.decode("ascii"),
                 error=getattr(error, "reason", None) or error.strerror or type(error).__name__,
             )
-        elif self._exchange is not None:
-            self._exchange.client_gone()
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """There is nobody to answer any more."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.client_gone()
 
     def on_read_deadline(self) -> None:
         if self._phase is Phase.HANDSHAKE:
@@ -175,19 +181,17 @@ class Http1Session(ClientSession):
                 exchange.on_request_end(event)  # type: ignore[arg-type]
 
     def on_eof(self) -> None:
-        exchange = self._exchange
-        if exchange is None:
+        if self._exchange is None:
             super().on_eof()
             return
         # As in nginx, a client that closes gives its request up.
         self._closing = True
-        exchange.client_gone()
+        self._give_up()
         self._stream.close()
 
     def on_write_failed(self, error: OSError) -> None:
         super().on_write_failed(error)
-        if self._exchange is not None:
-            self._exchange.client_gone()
+        self._give_up()
 
     def on_write_deadline(self) -> None:
         if self._exchange is not None:

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from proxy.stream.deadlines import Deadlines
-from proxy.stream.stream import Stream, StreamHandler, TlsStream
+from proxy.stream.stream import NOBODY, Stream, TlsStream
 
 
 class Endpoint(NamedTuple):
@@ -126,7 +126,7 @@ class Connector:
             return
         self._loop.remove_writer(self._fd)
         if self.endpoint.tls is None:
-            self._stream = Stream(self._loop, sock, self._deadlines, _NOBODY, self._write_timeout_secs)
+            self._stream = Stream(self._loop, sock, self._deadlines, NOBODY, self._write_timeout_secs)
             self._stream.start()
             self._succeed()
             return
@@ -184,7 +184,3 @@ class _Handshake:
     def on_read_deadline(self) -> None: ...
 
     def on_write_deadline(self) -> None: ...
-
-
-_NOBODY: StreamHandler = _Handshake(lambda: None, lambda error: None)
-"""Stands in until ``on_connected`` sets the stream's handler, in the same wake-up."""

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from proxy.stream.deadlines import Deadlines
 
@@ -63,6 +63,24 @@ class StreamHandler(Protocol):
 
     def on_write_deadline(self) -> None:
         """Output was buffered for ``write_timeout_secs`` without any progress."""
+
+
+class _Nobody:
+    """Handles nothing: a stream's handler before it has one, and after its end."""
+
+    __slots__ = ()
+
+    def on_open(self) -> None: ...
+    def on_data(self, data: bytes) -> None: ...
+    def on_eof(self) -> None: ...
+    def on_lost(self, error: OSError) -> None: ...
+    def on_write_failed(self, error: OSError) -> None: ...
+    def on_drained(self) -> None: ...
+    def on_read_deadline(self) -> None: ...
+    def on_write_deadline(self) -> None: ...
+
+
+NOBODY: Final[StreamHandler] = _Nobody()
 
 
 class Stream:
@@ -355,6 +373,9 @@ class Stream:
             self._tell_released()
 
     def _tell_released(self) -> None:
+        # The handler refers to the stream: without the way back both are freed now, and with them OpenSSL's state of
+        # the connection, instead of at some garbage collection.
+        self.handler = NOBODY
         on_release, self.on_release = self.on_release, None
         if on_release is not None:
             on_release()
