@@ -48,7 +48,10 @@ class Wire:
         self.sock.sendall(data)
 
     def _fill(self) -> bool:
-        data = self.sock.recv(READ_BYTES)
+        try:
+            data = self.sock.recv(READ_BYTES)
+        except ssl.SSLZeroReturnError:
+            data = b""  # Python's word for the peer's end where this side has ended too
         self.received += data
         self._unread += data
         return bool(data)
