@@ -160,19 +160,19 @@ class Worker:
         tls = listener.tls
         assert tls is not None
         try:
-            tls_sock = tls.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            sock = tls_sock = tls.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            session = Http1Session(
+                self._relay,
+                functools.partial(self._tls_stream, tls_sock),
+                peer=_host_of(peer),
+                port=port,
+                names_of=tls.certificate_of,
+            )
         except OSError:
             # The client has gone between its connect and now; nothing to serve and nothing of ours that failed.
             sock.close()
             permit.release()
             return
-        session = Http1Session(
-            self._relay,
-            functools.partial(self._tls_stream, tls_sock),
-            peer=_host_of(peer),
-            port=port,
-            names_of=tls.certificate_of,
-        )
         self._register(session, permit)
 
     def _tls_stream(self, sock: ssl.SSLSocket, session: Http1Session) -> TlsStream:
