@@ -173,6 +173,9 @@ class Worker:
             sock.close()
             permit.release()
             return
+        except BaseException:
+            sock.close()  # whoever called has only the socket before TLS, which owns no descriptor any more
+            raise
         self._register(session, permit)
 
     def _tls_stream(self, sock: ssl.SSLSocket, session: Http1Session) -> TlsStream:
@@ -193,7 +196,11 @@ class Worker:
     def _register(self, session: ClientSession, permit: Permit) -> None:
         self._sessions.add(session)
         session.stream.on_release = functools.partial(self._released, session, permit)
-        session.stream.start()
+        try:
+            session.stream.start()
+        except BaseException:
+            session.stream.abort()
+            raise
 
     def _released(self, session: ClientSession, permit: Permit) -> None:
         permit.release()
