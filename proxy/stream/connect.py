@@ -134,8 +134,6 @@ class Connector:
             tls_sock = self.endpoint.tls.wrap_socket(
                 sock,
                 do_handshake_on_connect=False,
-                # A body that ends with the connection must not end by a cut: the missing close_notify is an error.
-                suppress_ragged_eofs=False,
                 server_hostname=self.endpoint.server_name,
             )
         except (OSError, ValueError) as error:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import select
 import socket
 import ssl
@@ -22,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from proxy.stream.deadlines import Deadlines
 
@@ -397,16 +399,16 @@ class Stream:
 class TlsStream(Stream):
     """The TLS kind, for either side: ``sock`` is a non-blocking ``ssl.SSLSocket`` whose handshake has not begun.
 
+    Making one raises OSError (ENOTCONN) when the peer has gone already; ``sock`` is then still the caller's.
+
     ``start`` begins the handshake; ``on_open`` tells its end, ``on_lost`` its failure. The handshake's own bound is the
     user's read deadline, and no progress moves it.
     """
 
-    __slots__ = ("_handshaking", "_tls")
+    __slots__ = ("_handshaking", "_sslobj", "_tls")
 
     half_closes = False
     """SSL_shutdown drops a record that has come before it, so that what follows would have a hole."""
-
-    _tls: ssl.SSLSocket
 
     def __init__(
         self,
@@ -418,6 +420,11 @@ class TlsStream(Stream):
     ) -> None:
         super().__init__(loop, sock, deadlines, handler, write_timeout_secs)
         self._tls = sock
+        # What the socket's own methods call: they add two frames to each read and write, and two ioctl(2) to each step
+        # of a handshake. It is None when the peer had gone before the socket was wrapped.
+        self._sslobj: Any = sock._sslobj  # type: ignore[attr-defined]
+        if self._sslobj is None:
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         self._handshaking = True
 
     @property
@@ -437,7 +444,7 @@ class TlsStream(Stream):
 
     def _shake_hands(self) -> None:
         try:
-            self._tls.do_handshake()
+            self._sslobj.do_handshake()
         except ssl.SSLWantReadError:
             self._wait_to_write(False)
             return
@@ -465,10 +472,17 @@ class TlsStream(Stream):
             self._shake_hands()
             return
         try:
-            data = self._tls.read(TLS_RECORD_BYTES)
+            data = self._sslobj.read(TLS_RECORD_BYTES)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return
-        except (ssl.SSLZeroReturnError, ValueError):  # ValueError: our own goodbye has met the peer's
+        except ssl.SSLZeroReturnError:
+            data = b""
+        except ssl.SSLEOFError as error:
+            # No close_notify. Many clients leave so; but a body that an upstream ends with the connection must not end
+            # by a cut (RFC 9112 section 9.8).
+            if not self._tls.server_side:
+                self._lose(error)
+                return
             data = b""
         except OSError as error:
             self._lose(error)
@@ -494,12 +508,12 @@ class TlsStream(Stream):
         pieces = [data]
         with contextlib.suppress(OSError):
             while len(pieces) < TLS_READS_A_WAKEUP and len(pieces[-1]) == TLS_RECORD_BYTES:
-                pieces.append(self._tls.read(TLS_RECORD_BYTES))
+                pieces.append(self._sslobj.read(TLS_RECORD_BYTES))
         return b"".join(pieces)
 
     def _send(self, data: bytes | memoryview) -> int:
         try:
-            return self._tls.write(data)
+            return self._sslobj.write(data)  # type: ignore[no-any-return]
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return 0
 
