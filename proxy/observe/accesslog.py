@@ -25,8 +25,6 @@ BATCH_BYTES = 65_536
 
 _QUOTED_DIRTY = re.compile(rb"[^ !#-\[\]-~]")
 _BARE_DIRTY = re.compile(rb"[^!#-\[\]-~]")
-_QUOTED_CLEAN = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
-_BARE_CLEAN = bytes(byte for byte in _QUOTED_CLEAN if byte != 0x20)
 _EMPTY = b"-"
 
 _MEMO_ENTRIES = 2048
@@ -49,25 +47,42 @@ class AccessLogSettings(Protocol):
 
 
 class _EscapeMemo(dict[bytes, bytes]):
-    """Value to escaped value, worked out where it is missing; bounded, emptied when full."""
-
-    def __init__(self, clean: bytes, dirty: re.Pattern[bytes]) -> None:
-        super().__init__()
-        self._clean = clean
-        self._dirty = dirty
+    """Value outside quotes to escaped value, worked out where it is missing; bounded, emptied when full."""
 
     def __missing__(self, value: bytes) -> bytes:
-        if not value:
-            escaped = _EMPTY
-        elif value.translate(None, self._clean):  # something is left without the clean ones
-            escaped = self._dirty.sub(_escape_byte, value)
-        else:
-            escaped = value
+        escaped = _escaped(value, _BARE_DIRTY)
         if len(value) <= _MEMO_BYTES:
             if len(self) >= _MEMO_ENTRIES:
                 self.clear()
             self[value] = escaped
         return escaped
+
+
+class LoggedRequest:
+    """What of a request goes into its line, escaped once: a head that is seen again keeps it.
+
+    The arguments are the client's bytes; empty ones are logged as ``-`` (JSON: as empty strings).
+    """
+
+    __slots__ = ("after", "before", "host", "referer", "request_line", "user_agent")
+
+    def __init__(self, request_line: bytes, referer: bytes, user_agent: bytes, host: bytes) -> None:
+        self.request_line = request_line
+        self.referer = referer
+        self.user_agent = user_agent
+        self.host = host
+        self.before = _escaped(request_line, _QUOTED_DIRTY)
+        """``combined``: what stands between the time and the status."""
+        self.after = b'"%b" "%b" %b' % (
+            _escaped(referer, _QUOTED_DIRTY),
+            _escaped(user_agent, _QUOTED_DIRTY),
+            _escaped(host, _BARE_DIRTY),
+        )
+        """``combined``: what stands between the size and the duration."""
+
+
+def _escaped(value: bytes, dirty: re.Pattern[bytes]) -> bytes:
+    return dirty.sub(_escape_byte, value) or _EMPTY
 
 
 def _escape_byte(match: re.Match[bytes]) -> bytes:
@@ -108,8 +123,7 @@ class AccessLog:
         self._second = -1
         self._prefix = b""
         self._json_second = ""
-        self._quoted = _EscapeMemo(_QUOTED_CLEAN, _QUOTED_DIRTY)
-        self._bare = _EscapeMemo(_BARE_CLEAN, _BARE_DIRTY)
+        self._bare = _EscapeMemo()
         self._lines: list[bytes] = []
         self._size_bytes = 0
         self._seen_faults = 0
@@ -120,12 +134,9 @@ class AccessLog:
     def request(
         self,
         remote: bytes,
-        request_line: bytes,
+        logged: LoggedRequest,
         status: int,
         body_bytes: int,
-        referer: bytes,
-        user_agent: bytes,
-        host: bytes,
         duration: float,
         upstream_secs: float,
         request_id: bytes,
@@ -133,8 +144,8 @@ class AccessLog:
     ) -> None:
         """Log one exchange.
 
-        ``status`` has at most three digits; ``duration`` and ``upstream_secs`` are seconds, the latter below 0 when no
-        upstream was asked. Empty values are logged as ``-`` (JSON: as empty strings).
+        ``status`` is 100 to 599; ``duration`` and ``upstream_secs`` are seconds, the latter below 0 when no upstream
+        was asked. Empty values are logged as ``-`` (JSON: as empty strings).
         """
         if self._writer is None:
             return
@@ -143,24 +154,18 @@ class AccessLog:
         if second != self._second:
             self._begin_second(second)
         if self._is_json:
-            line = self._json_line(
-                now, remote, request_line, status, body_bytes, referer, user_agent, host, duration, upstream_secs,
-                request_id, tls,
-            )  # fmt: skip
+            line = self._json_line(now, remote, logged, status, body_bytes, duration, upstream_secs, request_id, tls)
         else:
-            quoted = self._quoted
             bare = self._bare
             ms = int(duration * 1000)
             upstream_ms = int(upstream_secs * 1000)
-            line = b'%b%b%b%b%d "%b" "%b" %b %b %b %b %b\n' % (
+            line = b"%b%b%b%b%d %b %b %b %b %b\n" % (
                 bare[remote],
                 self._prefix,
-                quoted[request_line] if request_line.translate(None, _QUOTED_CLEAN) else request_line or _EMPTY,
+                logged.before,
                 _STATUS[status],
                 body_bytes,
-                quoted[referer],
-                quoted[user_agent],
-                bare[host],
+                logged.after,
                 _MILLISECONDS[ms] if 0 <= ms < _TABLE_MS else _seconds(duration),
                 _EMPTY
                 if upstream_secs < 0
@@ -240,12 +245,9 @@ class AccessLog:
         self,
         now: float,
         remote: bytes,
-        request_line: bytes,
+        logged: LoggedRequest,
         status: int,
         body_bytes: int,
-        referer: bytes,
-        user_agent: bytes,
-        host: bytes,
         duration: float,
         upstream_secs: float,
         request_id: bytes,
@@ -254,7 +256,7 @@ class AccessLog:
         upstream = f"{upstream_secs:.6f}" if upstream_secs >= 0 else "null"
         return (
             f'{{"time":"{self._json_second}.{int(now % 1 * 1000):03}Z","remote":{_json_text(remote)},'
-            f'"host":{_json_text(host)},"request":{_json_text(request_line)},"status":{status},"bytes":{body_bytes},'
-            f'"referer":{_json_text(referer)},"user_agent":{_json_text(user_agent)},"duration_secs":{duration:.6f},'
+            f'"host":{_json_text(logged.host)},"request":{_json_text(logged.request_line)},"status":{status},"bytes":{body_bytes},'
+            f'"referer":{_json_text(logged.referer)},"user_agent":{_json_text(logged.user_agent)},"duration_secs":{duration:.6f},'
             f'"upstream_secs":{upstream},"request_id":{_json_text(request_id)},"tls":{_json_text(tls)}}}\n'
         ).encode("ascii")

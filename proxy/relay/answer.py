@@ -22,7 +22,7 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 class PreparedResponse:
     """An upstream's head for the client, but for framing and Connection: the same for the same head and route."""
 
-    __slots__ = ("route", "start")
+    __slots__ = ("route", "start", "whole")
 
     def __init__(self, head: ResponseHead, route: RouteEntry, date: bytes) -> None:
         self.route = route
@@ -42,20 +42,22 @@ class PreparedResponse:
             lines.append(b"Content-Length: %d" % head.content_length)
         lines.append(b"")
         self.start = b"\r\n".join(lines)
+        self.whole = self.start + b"\r\n"
+        """The head as it is where framing and Connection need no word: a length, HTTP/1.1, and the connection lives."""
 
 
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))
 
 
-def prepare_response(context: RelayContext, head: ResponseHead, route: RouteEntry) -> bytes:
-    """The start of the head for the client, kept with the upstream's head while the date stands in it."""
+def prepare_response(context: RelayContext, head: ResponseHead, route: RouteEntry) -> PreparedResponse:
+    """The head for the client, kept with the upstream's head when that has a date of its own."""
     memo = head.memo
-    if isinstance(memo, PreparedResponse) and memo.route is route:
-        return memo.start
+    if type(memo) is PreparedResponse and memo.route is route:
+        return memo
     prepared = PreparedResponse(head, route, context.date())
     if head.get(b"date") is not None:
         head.memo = prepared
-    return prepared.start
+    return prepared
 
 
 def own_response(

@@ -99,6 +99,7 @@ class Exchange:
         "_context",
         "_ended",
         "_finished_reading",
+        "_forwarded",
         "_head",
         "_head_unsent",
         "_pending",
@@ -123,7 +124,8 @@ class Exchange:
         self._prepared = prepared
         self._connection: UpstreamConnection | None = None
         self._pending: Pending | None = None
-        self._request_id = client.forwarded.request_id(head)
+        self._forwarded = forwarded = client.forwarded
+        self._request_id = forwarded.request_id(head) if forwarded.trusted else context.new_request_id()
         self._started = self._sent_at = monotonic()
         self._upstream_secs = -1.0
         self._status = 0
@@ -168,7 +170,7 @@ class Exchange:
 
     def _send_head(self, connection: UpstreamConnection) -> None:
         self._connection = connection
-        head, prepared, forwarded = self._head, self._prepared, self._client.forwarded
+        head, prepared, forwarded = self._head, self._prepared, self._forwarded
         connection.decoder.start(head.method)
         host = prepared.host or connection.backend.host_header
         if forwarded.trusted:
@@ -179,7 +181,7 @@ class Exchange:
         self._sent_at = now = monotonic()
         if self.request_done:
             connection.stream.write(data)
-            connection.stream.expect(now + prepared.route.upstream_response_timeout_secs)
+            connection.stream.expect(now + prepared.response_timeout_secs)
             return
         # The first piece of the body, where it is there already, goes with the head.
         self._head_unsent = data
@@ -218,7 +220,7 @@ class Exchange:
             self._write_upstream(encode_last_chunk(end.trailers) if end.trailers else LAST_CHUNK)
         connection = self._connection
         if connection is not None and connection.stream.reading:
-            connection.stream.expect(monotonic() + self._prepared.route.upstream_response_timeout_secs)
+            connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
 
     def _write_upstream(self, data: bytes) -> None:
         connection = self._connection
@@ -307,14 +309,14 @@ class Exchange:
             connection.stream.pause_reading()
             connection.stream.read_deadline = inf
         elif self.request_done:
-            connection.stream.expect(monotonic() + self._prepared.route.upstream_response_timeout_secs)
+            connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
 
     def _response_head(self, head: ResponseHead) -> bytes:
         request, route = self._head, self._prepared.route
-        start = prepare_response(self._context, head, route)
+        response = prepare_response(self._context, head, route)
         if head.interim:
             # RFC 9110 section 15.2: not for a client of HTTP/1.0.
-            return start + b"\r\n" if request.version == 11 else b""
+            return response.whole if request.version == 11 else b""
         self._status = head.status
         self._upstream_secs = monotonic() - self._sent_at
         self._upstream_keeps_alive = head.keep_alive
@@ -325,17 +327,17 @@ class Exchange:
             # An early answer: the rest of the request is of no use to anybody (RFC 9112 section 9.6).
             self._close = True
         framing = b""
-        if head.framing in (CHUNKED, UNTIL_CLOSE):
+        if head.framing == CHUNKED or head.framing == UNTIL_CLOSE:
             if request.version == 11:
                 self._chunked_out = True
                 framing = TRANSFER_CHUNKED
             else:
                 self._close = True
         if self._close:
-            return b"".join((start, framing, CONNECTION_CLOSE, b"\r\n"))
+            return b"".join((response.start, framing, CONNECTION_CLOSE, b"\r\n"))
         if request.version == 10:
-            return b"".join((start, framing, CONNECTION_KEEP_ALIVE, b"\r\n"))
-        return b"".join((start, framing, b"\r\n"))
+            return b"".join((response.start, framing, CONNECTION_KEEP_ALIVE, b"\r\n"))
+        return b"".join((response.start, framing, b"\r\n")) if framing else response.whole
 
     def on_upstream_eof(self) -> None:
         """The upstream ended its side."""
@@ -360,7 +362,7 @@ class Exchange:
         assert connection is not None
         self._client.stream.pause_reading()
         connection.stream.resume_reading()
-        connection.stream.expect(monotonic() + self._prepared.route.upstream_response_timeout_secs)
+        connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
 
     def on_upstream_drained(self) -> None:
         """The upstream took what was buffered: more of the request body can come."""
@@ -439,7 +441,7 @@ class Exchange:
         if connection is not None and not self._finished_reading:
             connection.stream.resume_reading()
             if self.request_done:
-                connection.stream.expect(monotonic() + self._prepared.route.upstream_response_timeout_secs)
+                connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
 
     def client_gone(self) -> None:
         """The client has closed, reset, or stopped reading: there is nobody to answer."""
@@ -461,7 +463,7 @@ class Exchange:
         self._status = 101
         self._upstream_secs = monotonic() - self._sent_at
         connection.backend.succeeded()
-        start = prepare_response(self._context, head, self._prepared.route)
+        start = prepare_response(self._context, head, self._prepared.route).start
         client.stream.write(b"%bConnection: Upgrade\r\nUpgrade: %b\r\n\r\n" % (start, asked))
         connection.stream.read_deadline = inf
         Tunnel(
@@ -535,17 +537,14 @@ class Exchange:
         cells = context.cells
         cells[REQUESTS] += 1
         cells[RESPONSES_1XX - 1 + status // 100] += 1
-        head, prepared, client = self._head, self._prepared, self._client
+        forwarded = self._forwarded
         context.access_log.request(
-            client.forwarded.client(head),
-            head.request_line,
+            forwarded.client(self._head) if forwarded.trusted else forwarded.peer,
+            self._prepared.logged,
             status,
             self._body_bytes,
-            prepared.referer,
-            prepared.user_agent,
-            head.host,
             monotonic() - self._started,
             self._upstream_secs,
             self._request_id,
-            client.tls_version,
+            self._client.tls_version,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from proxy.observe.accesslog import LoggedRequest
 from proxy.protocol.http1 import RequestHead
 from proxy.relay.context import RelayContext
 from proxy.route.path import PathError, normalize_path
@@ -41,6 +42,11 @@ class Refusal(NamedTuple):
     reason: str
 
 
+def logged_request(head: RequestHead) -> LoggedRequest:
+    """What the access log says of a request."""
+    return LoggedRequest(head.request_line, head.get(b"referer") or b"", head.get(b"user-agent") or b"", head.host)
+
+
 class Prepared:
     """A request's way: where to, and its head for the upstream but for what only the connection knows.
 
@@ -54,20 +60,20 @@ class Prepared:
         "group",
         "host",
         "line",
-        "referer",
+        "logged",
+        "response_timeout_secs",
         "route",
         "tail",
         "underscore_fields",
         "upgrade",
-        "user_agent",
     )
 
     def __init__(self, context: RelayContext, head: RequestHead, route: RouteEntry, path: bytes) -> None:
         self.context = context
         self.route = route
         self.group: UpstreamGroup = context.groups[route.id]
-        self.referer = head.get(b"referer") or b""
-        self.user_agent = head.get(b"user-agent") or b""
+        self.logged = logged_request(head)
+        self.response_timeout_secs = route.upstream_response_timeout_secs
         self.upgrade = next((name for name in head.upgrade if name in route.upgrade_protocols), None)
         self.line = b"%b %b HTTP/1.1\r\nHost: " % (head.method, path)
         self.underscore_fields = 0

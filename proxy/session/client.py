@@ -6,6 +6,7 @@ import enum
 from math import inf
 from time import monotonic
 
+from proxy.observe.accesslog import LoggedRequest
 from proxy.observe.counters import (
     BAD_REQUESTS,
     BYTES_FROM_CLIENTS,
@@ -19,7 +20,7 @@ from proxy.observe.counters import (
 from proxy.protocol.http1 import CLOSED, ProtocolError, RequestDecoder, RequestHead
 from proxy.relay.answer import own_response
 from proxy.relay.context import RelayContext
-from proxy.relay.forward import ForwardedBy
+from proxy.relay.forward import ForwardedBy, logged_request
 from proxy.stream.stream import HIGH_WATER_BYTES, Stream
 
 LINGER_SECS = 5.0
@@ -28,6 +29,9 @@ unread bytes would reset the connection and take the answer with it (RFC 9112 se
 
 PIPELINE_BYTES = 65_536
 """What a client may send ahead of the answer to its request before it is held back."""
+
+NO_REQUEST = LoggedRequest(b"", b"", b"", b"")
+"""For the access log: what came was none."""
 
 
 class Phase(enum.IntEnum):
@@ -53,6 +57,7 @@ class ClientSession:
         "_context",
         "_decoder",
         "_head_since",
+        "_idle_secs",
         "_phase",
         "_served",
         "_stream",
@@ -67,6 +72,7 @@ class ClientSession:
         self._advancing = False
         self._closing = False
         self._served = False
+        self._idle_secs = context.settings.connection_idle_timeout_secs
 
     @property
     def stream(self) -> Stream:
@@ -235,7 +241,7 @@ class ClientSession:
                 self._stream.close()
                 return
             self._phase = Phase.IDLE
-            self._stream.expect(now + settings.connection_idle_timeout_secs)
+            self._stream.expect(now + self._idle_secs)
 
     def answered(self, close: bool, clean: bool = True) -> None:
         """The answer has been written; ``close``: the connection ends after it. ``clean``: see ``linger``."""
@@ -250,7 +256,11 @@ class ClientSession:
             self._stream.pause_reading()
             return
         self._stream.resume_reading()
-        self.advance()
+        if self.decoder.buffered:
+            self.advance()
+        else:
+            self._phase = Phase.IDLE
+            self._stream.expect(monotonic() + self._idle_secs)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -268,7 +278,7 @@ class ClientSession:
             version=head.version,
             location=location,
         )
-        self._log(head.request_line, status, size, request_id, head)
+        self._log(self.forwarded.client(head), logged_request(head), status, size, request_id)
         self._stream.write(data)
         self.answered(close, clean=not head.has_body)
 
@@ -276,28 +286,16 @@ class ClientSession:
         """Answer what is no request and end the connection."""
         request_id = self._context.new_request_id()
         data, size = own_response(self._context, status, method=b"", request_id=request_id, close=True)
-        self._log(b"", status, size, request_id, None)
+        self._log(self.forwarded.peer, NO_REQUEST, status, size, request_id)
         self._closing = True
         self._stream.write(data)
         self.linger()
 
-    def _log(self, request_line: bytes, status: int, size: int, request_id: bytes, head: RequestHead | None) -> None:
+    def _log(self, client: bytes, logged: LoggedRequest, status: int, size: int, request_id: bytes) -> None:
         context = self._context
         context.cells[REQUESTS] += 1
         context.cells[RESPONSES_1XX - 1 + status // 100] += 1
-        context.access_log.request(
-            self.forwarded.client(head) if head is not None else self.forwarded.peer,
-            request_line,
-            status,
-            size,
-            (head.get(b"referer") if head is not None else None) or b"",
-            (head.get(b"user-agent") if head is not None else None) or b"",
-            head.host if head is not None else b"",
-            0.0,
-            -1.0,
-            request_id,
-            self.tls_version,
-        )
+        context.access_log.request(client, logged, status, size, 0.0, -1.0, request_id, self.tls_version)
 
     def linger(self, clean: bool = False) -> None:
         """Close so that the client can read the answer although it may still be sending (bounded: LINGER_SECS).
