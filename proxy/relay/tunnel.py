@@ -110,6 +110,7 @@ class _Side:
     def on_data(self, data: bytes) -> None:
         self._tunnel.count(self.stream, len(data))
         self._tunnel.touch()
+        self.stream.keep_watching()
         self._other.write(data)
         if self._other.buffered > HIGH_WATER_BYTES:
             self.stream.pause_reading()

@@ -95,11 +95,13 @@ class Stream:
         "_broken",
         "_closing",
         "_deadlines",
+        "_dropping",
         "_fd",
         "_loop",
         "_output",
         "_reading",
         "_sock",
+        "_unwatched",
         "_write_deadline",
         "buffered",
         "bytes_read",
@@ -132,6 +134,8 @@ class Stream:
         self.bytes_read = 0
         self.bytes_written = 0
         self._reading = False
+        self._dropping = False
+        self._unwatched = False  # uvloop has given the descriptor up once: the peer has reset it
         self._closing = False
         self._broken = False
         self.closed = False
@@ -189,6 +193,24 @@ class Stream:
             self._reading = True
             self._loop.add_reader(self._fd, self._on_readable)
 
+    def keep_watching(self) -> None:
+        """Make sure that what comes after this wake-up is met too; for where nothing else would end a wait.
+
+        uvloop stops watching a descriptor for good once it has seen an error event on it (a reset), whatever the
+        callback found: behind the last data a reset would then stay unseen. It costs a microsecond, so it is called
+        after a full read, behind which there may be more, and by tunnels, which wait for hours.
+        """
+        self._loop.call_soon(self._watch_again)
+
+    def _watch_again(self) -> None:
+        if self._reading and not self.closed and not self._dropping:
+            try:
+                self._loop.add_reader(self._fd, self._on_readable)
+            except RuntimeError:
+                self._unwatched = True
+                self._loop.remove_reader(self._fd)
+                self._loop.add_reader(self._fd, self._on_readable)
+
     def _on_readable(self) -> None:
         try:
             data = self._sock.recv(READ_BYTES)
@@ -198,6 +220,8 @@ class Stream:
             self._lose(error)
             return
         if data:
+            if len(data) == READ_BYTES or self._unwatched:
+                self.keep_watching()
             self.bytes_read += len(data)
             self.handler.on_data(data)
         else:
@@ -338,7 +362,8 @@ class Stream:
 
     def drop_input(self, callback: Callable[[], None]) -> None:
         """Hand each wake-up for input to ``callback`` from now on, unread."""
-        self._reading = True
+        self._reading = self._dropping = True
+        self._loop.remove_reader(self._fd)  # it may be one that uvloop watches no more, see keep_watching
         self._loop.add_reader(self._fd, callback)
 
     def close(self) -> None:
@@ -489,6 +514,9 @@ class TlsStream(Stream):
             return
         if len(data) == TLS_RECORD_BYTES:
             data = self._receive_more(data)
+            self.keep_watching()
+        elif self._unwatched:
+            self.keep_watching()
         if data:
             self.bytes_read += len(data)
             self.handler.on_data(data)

@@ -435,3 +435,51 @@ def test_recorders_see_late_callbacks() -> None:
     seen.ended = True
     seen.on_data(b"x")
     assert seen.late == ["data"]
+
+
+# -- a reset right behind data: uvloop stops watching such a descriptor
+
+
+def reset_behind(peer: socket.socket, data: bytes) -> None:
+    peer.sendall(data)
+    time.sleep(0.05)
+    reset(peer)
+    time.sleep(0.05)  # the loop does not run: data and reset are one event
+
+
+def test_a_reset_behind_more_than_one_read_is_met_with_all_the_data(rig: Rig) -> None:
+    ours, peer = rig.pair()
+    _, seen = rig.stream(ours)
+    reset_behind(peer, bytes(100_000))
+    rig.run_until(lambda: seen.events[-1:] in (["lost"], ["eof"]), "the reset")
+    assert len(seen.received) == 100_000
+
+
+def test_a_reset_behind_data_is_met_where_it_is_asked_for(rig: Rig) -> None:
+    ours, peer = rig.pair()
+    stream, seen = rig.stream(ours)
+
+    def on_event(event: str) -> None:
+        if event == "data":
+            stream.keep_watching()
+
+    seen.on_event = on_event
+    reset_behind(peer, b"abc")
+    rig.run_until(lambda: seen.events == ["data", "lost"], "the reset")
+
+
+def test_input_can_be_dropped_after_a_reset_behind_data(rig: Rig) -> None:
+    ours, peer = rig.pair()
+    stream, seen = rig.stream(ours)
+    reset_behind(peer, b"abc")
+    rig.run_until(lambda: seen.events == ["data"], "the data")
+    rig.turn()
+    raw: list[int] = []
+
+    def on_input() -> None:
+        raw.append(stream.read_raw())
+        stream.close()
+
+    stream.drop_input(on_input)
+    rig.run_until(lambda: seen.releases, "it is released")
+    assert raw == [-1]
