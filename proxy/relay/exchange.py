@@ -308,8 +308,10 @@ class Exchange:
         if client.buffered > HIGH_WATER_BYTES:
             connection.stream.pause_reading()
             connection.stream.read_deadline = inf
-        elif self.request_done:
+            return
+        if self.request_done:
             connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
+        connection.stream.keep_watching()
 
     def _response_head(self, head: ResponseHead) -> bytes:
         request, route = self._head, self._prepared.route
@@ -362,6 +364,7 @@ class Exchange:
         assert connection is not None
         self._client.stream.pause_reading()
         connection.stream.resume_reading()
+        connection.stream.keep_watching()
         connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
 
     def on_upstream_drained(self) -> None:

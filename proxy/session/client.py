@@ -235,6 +235,7 @@ class ClientSession:
                 self._head_since = now
             total = self._head_since + settings.header_total_timeout_secs
             self._stream.expect(min(now + settings.header_timeout_secs, total))
+            self._stream.keep_watching()
         elif self._served:
             if self._context.draining:
                 self._closing = True

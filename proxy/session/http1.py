@@ -171,6 +171,7 @@ class Http1Session(ClientSession):
             if event is None:
                 stream.resume_reading()
                 stream.expect(monotonic() + exchange.body_timeout_secs)
+                stream.keep_watching()
                 return
             if type(event) is bytes:
                 exchange.on_request_body(event)
