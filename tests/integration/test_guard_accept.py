@@ -74,9 +74,8 @@ def field(line: str, name: str) -> str:
     return found[1].strip('"')
 
 
-def test_out_of_descriptors_two_workers_are_quiet_cheap_and_back_at_once(
-    appliance: StartAppliance, record_property: pytest.RecordProperty
-) -> None:
+@pytest.mark.timeout(300)
+def test_out_of_descriptors_two_workers_are_quiet_cheap_and_back_at_once(appliance: StartAppliance) -> None:
     one = appliance({"workers": 2, "sites": [{"hosts": ["*"], "redirects": [{"path": "/", "to": "https://a.test/"}]}]})
     workers = one.workers
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in workers}
@@ -127,9 +126,6 @@ def test_out_of_descriptors_two_workers_are_quiet_cheap_and_back_at_once(
     assert total == one.status()["totals"]["accept_errors"] - errors_before
     assert total == 1 + sum(int(field(summary, "suppressed")) for summary in summaries), "no count is lost"
     assert STORM_SECS - 3 <= float(field(closing, "duration_secs")) <= STORM_SECS + 3
-    record_property("recovery_secs", recovery_secs)
-    record_property("accept_errors", total)
-    record_property("cpu_secs", str(spent))
     print(f"recovery {recovery_secs:.2f} s, {total} errors, 4 lines, CPU {spent}")
 
 
@@ -159,7 +155,7 @@ socket.socket.accept = accept
 
 
 def test_faults_of_every_class_under_load(
-    appliance: StartAppliance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
+    appliance: StartAppliance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What cannot be provoked from outside is raised by the listener's accept in the worker itself."""
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE)
@@ -210,8 +206,7 @@ def test_faults_of_every_class_under_load(
             is_served()
     assert one.workers == (worker,)
     assert alive(worker)
-    spent = cpu_secs(worker) - before_cpu
-    record_property("cpu_secs", spent)
+    print(f"CPU {cpu_secs(worker) - before_cpu:.2f} s")
 
     for what, name in faults:
         (line,) = lines_of(one, f"accept.{name}")[:1]
