@@ -66,8 +66,8 @@ class RawUpstream:
 
     def _start(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     def _accept(self) -> None:
         while True:

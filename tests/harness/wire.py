@@ -87,7 +87,7 @@ class Wire:
         """Whether the peer ended (or reset) the connection with nothing unread; waits for the one or the other."""
         try:
             return not self._unread and not self._fill()
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLEOFError):
             return True
 
     def read_head(self) -> bytes:
@@ -177,7 +177,8 @@ def connect_tls(
 ) -> Wire:
     """A TLS connection after its handshake; certificates are verified only where ``cafile`` is given.
 
-    ``source`` is the address to connect from.
+    ``source`` is the address to connect from. An end without close_notify is an error (``ssl.SSLEOFError``), as a
+    reset is to some versions of ``ssl``.
     """
     context = ssl.create_default_context(cafile=cafile)
     if cafile is None:
@@ -187,7 +188,7 @@ def connect_tls(
         context.set_alpn_protocols(list(alpn))
     raw = socket.create_connection((host, port), timeout_secs, source_address=(source, 0) if source else None)
     try:
-        return Wire(context.wrap_socket(raw, server_hostname=server_name), timeout_secs)
+        return Wire(context.wrap_socket(raw, server_hostname=server_name, suppress_ragged_eofs=False), timeout_secs)
     except BaseException:
         with contextlib.suppress(OSError):
             raw.close()
