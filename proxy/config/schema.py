@@ -371,7 +371,7 @@ class Settings(Model):
         description="Inactivity of both sides of a WebSocket or other tunnel. Long, because silence is normal there.",
     )
     drain_timeout_secs: Seconds = Field(
-        30, description="At a stop or reload, exchanges in flight may take so long to finish; then they are cut off."
+        30, description="At a stop, exchanges in flight may take so long to finish; then they are cut off."
     )
     resolve_interval_secs: Seconds = Field(30, description="Upstreams' names are resolved again after it.")
     max_request_head_bytes: int = Field(

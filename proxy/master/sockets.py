@@ -45,6 +45,12 @@ class BoundSockets:
             self.close()
             raise
 
+    def close_listeners(self) -> None:
+        """Close the sockets of the user's traffic: new connections are refused (a drain). Health and admin go on."""
+        for row in (*self.https, *self.redirect):
+            for listener in row:
+                listener.sock.close()
+
     def close(self) -> None:
         """Close every socket and remove the admin socket's file, if it is still the one made here (idempotent)."""
         for sock in self.all:

@@ -40,6 +40,8 @@ TICK_SECS = 1.0
 DRAIN_GRACE_SECS = 5.0
 """A worker ends by itself after drain_timeout_secs; so much later it is killed."""
 HELPER_STOP_SECS = 5.0
+IMPATIENT_STOP_SECS = 3.0
+"""After a second signal a worker cuts what is under way, logs it and ends; so much later it is killed."""
 
 _STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _SIGNALS = _STOP | {signal.SIGCHLD, signal.SIGUSR1}
@@ -295,6 +297,7 @@ class Supervisor:
         if self._live is not None:
             self._live.clear()
             self._live = None
+        self._bound.close_listeners()
         self._end(self._workers, self._settings.drain_timeout_secs + DRAIN_GRACE_SECS)
         self._end(self._helpers, HELPER_STOP_SECS)
         self._reporter.report("stopped", "stopped", level="info")
@@ -305,7 +308,7 @@ class Supervisor:
             sock.close()
 
     def _end(self, children: Sequence[Child], timeout_secs: float) -> None:
-        """SIGTERM, and SIGKILL after ``timeout_secs`` or at another signal that asks for the end."""
+        """SIGTERM; once more at another signal, which ends a drain; SIGKILL after ``timeout_secs``."""
         for child in children:
             child.restart_at = None
             child.send(signal.SIGTERM)
@@ -316,7 +319,11 @@ class Supervisor:
             left_secs = deadline - time.monotonic()
             number = self._next_signal(TICK_SECS if killed else min(TICK_SECS, max(0.0, left_secs)))
             self._reap()
-            if killed or (left_secs > 0 and number not in _STOP):
+            if number in _STOP:
+                deadline = min(deadline, time.monotonic() + IMPATIENT_STOP_SECS)
+                for child in children:
+                    child.send(signal.SIGTERM)
+            if killed or left_secs > 0:
                 continue
             killed = True
             for child in children:

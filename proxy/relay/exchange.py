@@ -91,6 +91,7 @@ class Exchange:
     """See the module's text. ``start`` is called once, after the session has made itself ready to be called back."""
 
     __slots__ = (
+        "_awaits_continue",
         "_body_bytes",
         "_chunked_out",
         "_client",
@@ -141,6 +142,8 @@ class Exchange:
         self._finished_reading = False
         self._ended = False
         self.request_done = not head.has_body
+        self._awaits_continue = head.expect_continue
+        client.stream.write_timeout_secs = prepared.route.write_timeout_secs
         context.requests_active += 1
         if prepared.underscore_fields:
             context.cells[UNDERSCORE_FIELDS_DROPPED] += prepared.underscore_fields
@@ -192,11 +195,14 @@ class Exchange:
         data, self._head_unsent = self._head_unsent, None
         if data is not None and not self._ended:
             connection.stream.write(data)
+            if self._awaits_continue:
+                connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
 
     @property
     def body_timeout_secs(self) -> float:
-        """How long the client may be silent inside its body."""
-        return self._prepared.route.request_body_timeout_secs
+        """How long the client may be silent inside its body: while it waits for 100 (Continue), it is the upstream that
+        owes something."""
+        return inf if self._awaits_continue else self._prepared.route.request_body_timeout_secs
 
     @property
     def holds_back(self) -> bool:
@@ -206,6 +212,8 @@ class Exchange:
 
     def on_request_body(self, data: bytes) -> None:
         """A piece of the request body, decoded."""
+        if self._awaits_continue:
+            self._continue(self._connection)
         self._request_body_bytes += len(data)
         limit = self._prepared.route.max_request_body_bytes
         if limit is not None and self._request_body_bytes > limit:
@@ -221,6 +229,12 @@ class Exchange:
         connection = self._connection
         if connection is not None and connection.stream.reading:
             connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
+
+    def _continue(self, connection: UpstreamConnection | None) -> None:
+        # The client sends its body now, because it was told to or because it has waited enough.
+        self._awaits_continue = False
+        if connection is not None:
+            connection.stream.read_deadline = inf
 
     def _write_upstream(self, data: bytes) -> None:
         connection = self._connection
@@ -280,6 +294,9 @@ class Exchange:
                         self._switch_protocols(connection, event)  # type: ignore[arg-type]
                         return
                     out.append(self._response_head(event))  # type: ignore[arg-type]
+                    if event.status == 100 and self._awaits_continue:  # type: ignore[union-attr]
+                        self._continue(connection)
+                        self._client.pump_body()
                     if event.framing == NO_BODY and not event.interim:  # type: ignore[union-attr]
                         finished = True
                         break

@@ -19,6 +19,10 @@ from proxy.stream.stream import TlsStream
 TLS_VERSIONS = {"TLSv1.3": b"TLSv1.3", "TLSv1.2": b"TLSv1.2"}
 
 
+REFUSAL_COUNTERS = {400: BAD_REQUESTS, 421: MISDIRECTED}
+"""What counts a request that has no route."""
+
+
 class Names(Protocol):
     """The names that a certificate stands for."""
 
@@ -128,13 +132,14 @@ class Http1Session(ClientSession):
             self.respond(head, prepared.status, location=prepared.location)
         else:
             status = getattr(prepared, "status", 500)
-            if status == 421:
-                context.cells[MISDIRECTED] += 1
+            if status in REFUSAL_COUNTERS:
+                context.cells[REFUSAL_COUNTERS[status]] += 1
             self.respond(head, status)
 
     def _covers(self, host: bytes) -> bool:
         """Whether the certificate that the client was shown stands for ``host`` (RFC 9110 section 7.4)."""
         if self._context.routes.has_any:
+            self._covered = host
             return True
         stream = self._stream
         assert isinstance(stream, TlsStream)
@@ -211,6 +216,11 @@ class Http1Session(ClientSession):
         """See ``ClientSide``."""
         exchange, self._exchange = self._exchange, None
         self.answered(close, clean=exchange is not None and exchange.request_done)
+
+    def released(self) -> None:
+        """See ``ClientSession``: an exchange ends with its connection, whatever ended that."""
+        self._give_up()
+        super().released()
 
     def tunnel_ended(self) -> None:
         """See ``ClientSide``."""

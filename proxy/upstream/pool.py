@@ -167,13 +167,20 @@ class Pending:
 
     # -- connecting --------------------------------------------------------------------------------------------------
 
-    def connect(self, backend: Backend) -> UpstreamFailure | None:
-        """Begin to connect (the pool has counted the connection); a failure when the name has no address."""
-        self.backend = backend
+    def connect(self, backend: Backend) -> bool:
+        """Begin to connect (the pool has counted the connection); False when no backend that is left has an address."""
         endpoint = backend.next_endpoint()
-        if endpoint is None:
-            return UpstreamFailure(502, "upstream-unresolved")
+        while endpoint is None:
+            self._pool.backend_failed(backend, "upstream-unresolved")
+            self.tried.append(backend)
+            another = self.group.choose(self.tried)
+            if another is None:
+                return False
+            backend = another
+            endpoint = backend.next_endpoint()
+        self.backend = backend
         self._attempts += 1
+        self._pool.connecting()
         self._connector = Connector(
             self._pool.loop,
             self._pool.deadlines,
@@ -184,7 +191,7 @@ class Pending:
             on_failed=self._on_failed,
         )
         self._connector.start()
-        return None
+        return True
 
     def _on_connected(self, stream: Stream) -> None:
         self._connector = None
@@ -207,15 +214,13 @@ class Pending:
         if failure.status != 503:
             # Nothing of the request has been sent, so whatever its method is, another address may be tried: the
             # others of the same name first, then the other backends.
-            if self._attempts < len(backend.endpoints):
-                again = self.connect(backend)
-                assert again is None
+            if self._attempts < len(backend.endpoints) and self.connect(backend):
                 return
             self._pool.backend_failed(backend, failure.reason)
             self.tried.append(backend)
             self._attempts = 0
             another = self.group.choose(self.tried)
-            if another is not None and self.connect(another) is None:
+            if another is not None and self.connect(another):
                 return
         self.user = None
         self._pool.closed()
@@ -277,11 +282,10 @@ class UpstreamPool:
 
     def _connect(self, pending: Pending, backend: Backend) -> UpstreamFailure | None:
         self._count(+1)
-        self._cells[UPSTREAM_CONNECTS] += 1
-        failure = pending.connect(backend)
-        if failure is not None:
-            self._count(-1)
-        return failure
+        if pending.connect(backend):
+            return None
+        self._count(-1)
+        return UpstreamFailure(502, "upstream-unresolved")
 
     def _make_room(self) -> bool:
         """Whether one more connection may be opened; an idle one of another backend gives way."""
@@ -316,6 +320,10 @@ class UpstreamPool:
         self._count(-1)
         if self._queue:
             self._serve_queue()
+
+    def connecting(self) -> None:
+        """One more connect is tried."""
+        self._cells[UPSTREAM_CONNECTS] += 1
 
     def connect_failed(self, backend: Backend, error: OSError) -> UpstreamFailure:
         """Count and report; what the client is to be told."""

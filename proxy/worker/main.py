@@ -219,6 +219,10 @@ class Worker:
         self._relay.draining = True
         for accept_loop in self._accept_loops:
             accept_loop.stop()
+        # The master closes its own ends: whoever connects from now on is refused, instead of waiting for nobody.
+        for listener in (*self._context.https, *self._context.redirect):
+            listener.sock.close()
+        self._pool.close_idle()
         self._cells[READY] = 0
         for session in list(self._sessions):
             session.drain()
