@@ -8,8 +8,7 @@ while the client's buffer is above the high-water mark the upstream is not read.
     _finish       the response was written whole; the client's connection lives on if nothing forbids it
     _fail         no response had begun: the proxy answers itself
     _cut          a response had begun: the client's connection is reset, so that it cannot be taken for complete
-    client_gone   there is nobody to answer
-    _tunnel_ended after 101
+    client_gone   there is nobody to answer, or no more: the end of a tunnel
 
 and each of them goes through ``_end``, which gives the upstream connection back, counts and logs.
 """
@@ -83,9 +82,6 @@ class ClientSide(Protocol):
     def exchange_ended(self, close: bool) -> None:
         """The exchange is over; ``close``: so is the connection, after what has been written."""
 
-    def tunnel_ended(self) -> None:
-        """The tunnel has closed the client's stream."""
-
 
 class Exchange:
     """See the module's text. ``start`` is called once, after the session has made itself ready to be called back."""
@@ -112,6 +108,7 @@ class Exchange:
         "_sent_at",
         "_started",
         "_status",
+        "_tunnel",
         "_upstream_broken",
         "_upstream_keeps_alive",
         "_upstream_secs",
@@ -141,6 +138,7 @@ class Exchange:
         self._upstream_keeps_alive = False
         self._finished_reading = False
         self._ended = False
+        self._tunnel: Tunnel | None = None
         self.request_done = not head.has_body
         self._awaits_continue = head.expect_continue
         client.stream.write_timeout_secs = prepared.route.write_timeout_secs
@@ -465,6 +463,9 @@ class Exchange:
 
     def client_gone(self) -> None:
         """The client has closed, reset, or stopped reading: there is nobody to answer."""
+        if self._tunnel is not None:
+            self._body_bytes = self._tunnel.bytes_to_client
+            self._tunnel.end()
         self._end(self._status or CLIENT_GONE)
 
     def client_stopped_reading(self) -> None:
@@ -486,20 +487,16 @@ class Exchange:
         start = prepare_response(self._context, head, self._prepared.route).start
         client.stream.write(b"%bConnection: Upgrade\r\nUpgrade: %b\r\n\r\n" % (start, asked))
         connection.stream.read_deadline = inf
-        Tunnel(
+        self._tunnel = Tunnel(
             client.stream,
             connection.stream,
             idle_secs=self._prepared.route.tunnel_idle_timeout_secs,
             from_client=client.decoder.take_rest(),
             from_upstream=connection.decoder.take_rest(),
             cells=self._context.cells,
-            on_end=self._tunnel_ended,
-        ).start()
-
-    def _tunnel_ended(self, bytes_to_client: int) -> None:
-        self._body_bytes = bytes_to_client
-        self._end(101)
-        self._client.tunnel_ended()
+            on_end=self.client_gone,
+        )
+        self._tunnel.start()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -13,8 +13,7 @@ HALF_CLOSED_IDLE_SECS = 60.0
 
 
 class Tunnel:
-    """Joins two streams. It becomes their handler and closes them; then it calls ``on_end`` with the number of bytes
-    that went to the client."""
+    """Joins two streams. It becomes their handler and closes them; then it calls ``on_end``."""
 
     __slots__ = (
         "_cells",
@@ -37,7 +36,7 @@ class Tunnel:
         from_client: bytes,
         from_upstream: bytes,
         cells: memoryview,
-        on_end: Callable[[int], None],
+        on_end: Callable[[], None],
     ) -> None:
         self._client = client
         self._upstream = upstream
@@ -88,9 +87,9 @@ class Tunnel:
             return
         self._ended = True
         self._cells[TUNNELS_OPEN] -= 1
-        self._client.close()
         self._upstream.close()
-        self._on_end(self.bytes_to_client)
+        self._client.close()
+        self._on_end()
 
 
 class _Side:

@@ -221,8 +221,3 @@ class Http1Session(ClientSession):
         """See ``ClientSession``: an exchange ends with its connection, whatever ended that."""
         self._give_up()
         super().released()
-
-    def tunnel_ended(self) -> None:
-        """See ``ClientSide``."""
-        self._exchange = None
-        self._closing = True

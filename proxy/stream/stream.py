@@ -177,6 +177,11 @@ class Stream:
     # -- input -------------------------------------------------------------------------------------------------------
 
     @property
+    def closing(self) -> bool:
+        """Whether ``close`` was called and what is buffered is still to be sent."""
+        return self._closing and not self.closed
+
+    @property
     def reading(self) -> bool:
         """Whether input is being read."""
         return self._reading

@@ -58,7 +58,7 @@ class UpstreamConnection:
     def _discard(self) -> None:
         # The pool's count hangs on the stream's on_release. What is left of a request that nobody waits for is dropped:
         # a backend that does not read it must not keep the descriptor.
-        if self.stream.buffered:
+        if self.stream.buffered and not self.stream.closing:
             self.stream.abort()
         else:
             self.stream.close()
