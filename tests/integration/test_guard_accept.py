@@ -82,9 +82,9 @@ def test_out_of_descriptors_two_workers_are_quiet_cheap_and_back_at_once(applian
     before = {pid: cpu_secs(pid) for pid in workers}
     errors_before = one.status()["totals"]["accept_errors"]
     start = time.monotonic()
+    for pid in workers:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free_descriptor(pid), limits[pid][1]))
     with clients(one.port):
-        for pid in workers:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free_descriptor(pid), limits[pid][1]))
         while time.monotonic() < start + STORM_SECS:
             asked = time.monotonic()
             assert one.health() == (200, b"ok\n")
