@@ -15,7 +15,7 @@ from proxy.config.schema import Settings, UpstreamTls
 from proxy.errors import ConfigError
 from proxy.master.listeners import ListenPlan, plan_listeners
 from proxy.observe.writer import check_path
-from proxy.tls.contexts import ListenerTls, load_listener_tls, upstream_context
+from proxy.tls.contexts import ListenerTls, load_certificates, make_base_contexts, upstream_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,12 @@ def load_tls(plan: Plan, *, store: bool) -> TlsMaterial:
     """
     settings = plan.settings
     hosts = tuple(host for site in settings.sites for host in site.hosts)
+    make_base_contexts()
     loaded = tuple(
-        load_listener_tls(
-            one.listener, label=str(one.address), site_hosts=hosts, state_dir=settings.state_dir, store=store
+        ListenerTls(
+            load_certificates(
+                one.listener, label=str(one.address), site_hosts=hosts, state_dir=settings.state_dir, store=store
+            )
         )
         for one in plan.listen.https
     )

@@ -1,9 +1,9 @@
-"""TLS contexts: one base context a listener, certificates swapped in by server name; and the client side.
+"""TLS contexts: one base context a minimum version, certificates swapped in by server name; and the client side.
 
 Session tickets are sealed with keys of the context that a handshake began with, whatever is swapped in later. So the
-base context is made once, before the first fork: resumption then works across workers. OpenSSL likewise keeps the
-protocol bounds and options of the first context, but takes ciphers and ALPN from the one swapped in; all contexts of
-a listener are therefore made alike.
+base contexts are made once, before the first fork, and kept for ever: resumption then works across workers and across
+a reload of certificates. OpenSSL likewise keeps the protocol bounds and options of the first context, but takes ciphers
+and ALPN from the one swapped in; all server contexts are therefore made alike.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from proxy.config.schema import Listener, UpstreamTls
 from proxy.errors import ConfigError
@@ -29,40 +32,125 @@ SERVER_CIPHERS: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 _VERSIONS: Final[Mapping[str, ssl.TLSVersion]] = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _MAX_HOSTS_IN_WARNING: Final = 5
 
-ServerNameCallback = Callable[[ssl.SSLObject, str | None, ssl.SSLContext], None]
+
+@dataclass(frozen=True, slots=True)
+class ListenerCertificates:
+    """What a listener serves, read from files and checked: no contexts yet, so it can be handed to another process."""
+
+    label: str
+    minimum: str
+    """The listener's min_tls_version."""
+    loaded: tuple[LoadedCertificate, ...]
+    warnings: tuple[str, ...]
+    """For the operator, one line each."""
+    self_signed: bool
+
+
+class _Table:
+    """Contexts by server name, the first one for clients that name no server or an unknown one."""
+
+    __slots__ = ("default", "exact", "names", "wildcards")
+
+    def __init__(self, certificates: ListenerCertificates) -> None:
+        minimum = _VERSIONS[certificates.minimum]
+        self.exact: Final[dict[str, ssl.SSLContext]] = {}
+        self.wildcards: Final[dict[str, ssl.SSLContext]] = {}
+        self.names: Final[dict[ssl.SSLContext, CertificateNames]] = {}
+        for certificate in certificates.loaded:
+            context = _server_context(certificate, minimum, certificates.label)
+            self.names[context] = certificate.names
+            for name in certificate.names.exact:
+                self.exact.setdefault(name.decode("ascii"), context)
+            for parent in certificate.names.wildcards:
+                self.wildcards.setdefault(parent.decode("ascii"), context)
+        self.default: Final = next(iter(self.names))
 
 
 class ListenerTls:
-    """The TLS side of one listener. Made by ``load_listener_tls``; immutable, shared by all its connections."""
+    """The TLS side of one listener, shared by all its connections. ``swap`` gives it other certificates.
 
-    __slots__ = ("_names", "certificates", "context", "self_signed", "warnings")
+    Constructing it raises ``ConfigError`` for a certificate that OpenSSL does not accept.
+    """
 
-    def __init__(
-        self,
-        loaded: Sequence[LoadedCertificate],
-        contexts: Sequence[ssl.SSLContext],
-        warnings: tuple[str, ...],
-        *,
-        self_signed: bool,
-    ) -> None:
-        self.context: Final = contexts[0]
-        """The base context: every handshake begins with it."""
-        self.self_signed: Final = self_signed
-        self.certificates: Final[tuple[CertificateInfo, ...]] = tuple(certificate.info for certificate in loaded)
-        self.warnings: Final = warnings
+    __slots__ = ("_certificates", "_names", "_table")
+
+    def __init__(self, certificates: ListenerCertificates) -> None:
+        self._certificates = certificates
+        self._table = _Table(certificates)
+        # Handshakes and connections in flight keep the context that they have got, and with it the names.
+        self._names: Final[WeakKeyDictionary[ssl.SSLContext, CertificateNames]] = WeakKeyDictionary(self._table.names)
+
+    @property
+    def source(self) -> ListenerCertificates:
+        """What it was made of."""
+        return self._certificates
+
+    @property
+    def self_signed(self) -> bool:
+        """Whether it serves a certificate made on the spot."""
+        return self._certificates.self_signed
+
+    @property
+    def certificates(self) -> tuple[CertificateInfo, ...]:
+        """What status shows of the certificates."""
+        return tuple(certificate.info for certificate in self._certificates.loaded)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
         """For the operator, one line each."""
-        self._names: Final[Mapping[ssl.SSLContext, CertificateNames]] = {
-            context: certificate.names for context, certificate in zip(contexts, loaded, strict=True)
-        }
+        return self._certificates.warnings
+
+    def wrap(self, sock: socket.socket) -> ssl.SSLSocket:
+        """Wrap an accepted socket, its handshake to be done. Raises OSError."""
+        base = base_context(self._certificates.minimum)
+        secured = base.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        secured.certificates = self._table  # type: ignore[attr-defined]  # for _choose
+        return secured
+
+    def swap(self, other: ListenerTls) -> None:
+        """Serve what ``other`` serves, from the next connection on."""
+        self._certificates, self._table = other._certificates, other._table
+        self._names.update(other._table.names)
 
     def certificate_of(self, sock: ssl.SSLSocket) -> CertificateNames:
         """Return the names of the certificate that ``sock`` (of this listener, handshake done) was served with."""
         return self._names[sock.context]
 
 
-def load_listener_tls(
+def base_context(minimum: str) -> ssl.SSLContext:
+    """The context with which every handshake of the listeners with this min_tls_version begins.
+
+    Session tickets are sealed with its keys whatever is swapped in, so it is made once, before the first fork
+    (``make_base_contexts``), and kept for ever.
+    """
+    return _BASES[minimum]
+
+
+def make_base_contexts() -> None:
+    """Make the base contexts; in the master, before it forks (idempotent)."""
+    for minimum, version in _VERSIONS.items():
+        if minimum not in _BASES:
+            _BASES[minimum] = context = _bare_server_context(version)
+            context.sni_callback = _choose
+
+
+_BASES: Final[dict[str, ssl.SSLContext]] = {}
+
+
+def _choose(sslobj: ssl.SSLObject, server_name: str | None, _base: ssl.SSLContext) -> None:
+    # Runs inside the handshake, without a server name too; an exception here would be an alert to the client and a
+    # traceback on stderr.
+    table: _Table = sslobj.certificates  # type: ignore[attr-defined]
+    context = table.default
+    if server_name is not None:
+        name = server_name.lower()
+        context = table.exact.get(name) or table.wildcards.get(name.partition(".")[2]) or context
+    sslobj.context = context
+
+
+def load_certificates(
     listener: Listener, *, label: str, site_hosts: Sequence[str], state_dir: str, store: bool = True
-) -> ListenerTls:
+) -> ListenerCertificates:
     """Load a listener's certificates, the first one for clients that name no server or an unknown one.
 
     Without certificates, a self-signed one is taken from ``state_dir`` or made there; with ``store`` false (a mere
@@ -77,13 +165,12 @@ def load_listener_tls(
         ]
     else:
         loaded = [self_signed_certificate(state_dir, site_hosts, label=label, now=now, store=store)]
-    minimum = _VERSIONS[listener.min_tls_version]
-    contexts = [_server_context(certificate, minimum, label) for certificate in loaded]
     warnings = [warning for certificate in loaded for warning in certificate.warnings]
     warnings += _unused_warnings(loaded, label)
     warnings += _uncovered_warnings(loaded, site_hosts, label)
-    contexts[0].sni_callback = _server_name_callback(loaded, contexts)
-    return ListenerTls(loaded, contexts, tuple(warnings), self_signed=not listener.certificates)
+    return ListenerCertificates(
+        label, listener.min_tls_version, tuple(loaded), tuple(warnings), not listener.certificates
+    )
 
 
 def upstream_context(options: UpstreamTls) -> ssl.SSLContext:
@@ -119,7 +206,7 @@ def upstream_context(options: UpstreamTls) -> ssl.SSLContext:
     return context
 
 
-def _server_context(certificate: LoadedCertificate, minimum: ssl.TLSVersion, label: str) -> ssl.SSLContext:
+def _bare_server_context(minimum: ssl.TLSVersion) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = minimum
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
@@ -127,6 +214,11 @@ def _server_context(certificate: LoadedCertificate, minimum: ssl.TLSVersion, lab
     context.set_alpn_protocols(ALPN_PROTOCOLS)
     # OpenSSL sends two; each costs a write and some 40 us of a handshake, and one does for a keep-alive client.
     context.num_tickets = TICKETS_A_HANDSHAKE
+    return context
+
+
+def _server_context(certificate: LoadedCertificate, minimum: ssl.TLSVersion, label: str) -> ssl.SSLContext:
+    context = _bare_server_context(minimum)
     try:
         with _as_path(certificate.pem) as path:
             # An empty password: OpenSSL must never ask on the terminal.
@@ -149,30 +241,6 @@ def _as_path(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
-
-
-def _server_name_callback(
-    loaded: Sequence[LoadedCertificate], contexts: Sequence[ssl.SSLContext]
-) -> ServerNameCallback:
-    # None: stay with the base context. The first certificate that has a name serves it.
-    exact: dict[str, ssl.SSLContext | None] = {}
-    wildcards: dict[str, ssl.SSLContext | None] = {}
-    for certificate, context in zip(loaded, [None, *contexts[1:]], strict=True):
-        for name in certificate.names.exact:
-            exact.setdefault(name.decode("ascii"), context)
-        for parent in certificate.names.wildcards:
-            wildcards.setdefault(parent.decode("ascii"), context)
-
-    def choose(sslobj: ssl.SSLObject, server_name: str | None, _base: ssl.SSLContext) -> None:
-        # Runs inside the handshake; an exception here would be an alert to the client and a traceback on stderr.
-        if server_name is None:
-            return
-        name = server_name.lower()
-        context = exact[name] if name in exact else wildcards.get(name.partition(".")[2])
-        if context is not None:
-            sslobj.context = context
-
-    return choose
 
 
 def _unused_warnings(loaded: Sequence[LoadedCertificate], label: str) -> Iterator[str]:

@@ -160,7 +160,7 @@ class Worker:
         tls = listener.tls
         assert tls is not None
         try:
-            sock = tls_sock = tls.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            sock = tls_sock = tls.wrap(sock)
             session = Http1Session(
                 self._relay,
                 functools.partial(self._tls_stream, tls_sock),

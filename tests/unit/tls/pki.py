@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from proxy.config.schema import Listener
-from proxy.tls.contexts import ListenerTls, load_listener_tls
+from proxy.tls.contexts import ListenerTls, load_certificates, make_base_contexts
 
 NOW = dt.datetime.now(dt.UTC)
 DAY = dt.timedelta(days=1)
@@ -152,7 +152,10 @@ def listener_tls(*certificates: dict[str, str], minimum: str = "1.2", site_hosts
     listener = Listener.model_validate(
         {"address": "127.0.0.1:8443", "certificates": certificates, "min_tls_version": minimum}
     )
-    return load_listener_tls(listener, label="listener 127.0.0.1:8443", site_hosts=site_hosts, state_dir="/nonexistent")
+    make_base_contexts()
+    return ListenerTls(
+        load_certificates(listener, label="listener 127.0.0.1:8443", site_hosts=site_hosts, state_dir="/nonexistent")
+    )
 
 
 @dataclass
@@ -166,13 +169,14 @@ class Served:
 
 
 @contextlib.contextmanager
-def server(context: ssl.SSLContext, tls: ListenerTls | None = None) -> Iterator[tuple[int, list[Served | OSError]]]:
+def server(tls: ListenerTls) -> Iterator[tuple[int, list[Served | OSError]]]:
     """Serve connections one after another on loopback; the answer to each is a line, then a clean close."""
     seen: list[Served | OSError] = []
 
     def serve(connection: socket.socket) -> None:
-        with connection, context.wrap_socket(connection, server_side=True) as secured:
-            covered = tls.certificate_of(secured).covers if tls else bool
+        with connection, tls.wrap(connection) as secured:
+            secured.do_handshake()
+            covered = tls.certificate_of(secured).covers
             seen.append(Served(secured.version(), secured.selected_alpn_protocol(), secured.session_reused, covered))
             secured.sendall(b"hello\n")
             with contextlib.suppress(OSError):  # the client may leave without a word

@@ -60,7 +60,7 @@ def test_the_name_chooses_the_certificate(two_names: ListenerTls, name: str | No
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
-    with server(two_names.context, two_names) as (port, seen):
+    with server(two_names) as (port, seen):
         visit(port, client, name)
     served = seen[0]
     assert isinstance(served, Served), served
@@ -73,7 +73,7 @@ def test_the_name_chooses_the_certificate(two_names: ListenerTls, name: str | No
 def test_clients_accept_what_is_served(authority: Authority, two_names: ListenerTls, name: str) -> None:
     client = authority.client()
     client.set_alpn_protocols(["h2", "http/1.1"])
-    with server(two_names.context, two_names) as (port, seen):
+    with server(two_names) as (port, seen):
         visit(port, client, name)
     assert isinstance(seen[0], Served), seen
     assert (seen[0].version, seen[0].alpn) == ("TLSv1.3", "http/1.1")
@@ -87,7 +87,7 @@ def test_a_name_outside_the_grammar_ends_its_own_handshake_at_most(
     # must have set one, else each such client writes a traceback to stderr.
     unraisable: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: unraisable.append(found.exc_type))
-    with server(two_names.context, two_names) as (port, seen):
+    with server(two_names) as (port, seen):
         s_client(port, "-servername", name)
         s_client(port, "-servername", "second.example.org")
     assert len(seen) == 2
@@ -105,7 +105,7 @@ def test_a_name_outside_the_grammar_ends_its_own_handshake_at_most(
 def test_sessions_resume(authority: Authority, two_names: ListenerTls, name: str, version: ssl.TLSVersion) -> None:
     client = authority.client()
     client.minimum_version = client.maximum_version = version
-    with server(two_names.context, two_names) as (port, seen):
+    with server(two_names) as (port, seen):
         session = visit(port, client, name)
         visit(port, client, name, session)
     assert all(isinstance(served, Served) for served in seen), seen
@@ -117,7 +117,7 @@ def test_sessions_resume(authority: Authority, two_names: ListenerTls, name: str
 
 @pytest.mark.parametrize("name", ["first.example.org", "second.example.org"])
 def test_openssl_resumes_tls12(two_names: ListenerTls, name: str) -> None:
-    with server(two_names.context, two_names) as (port, _):
+    with server(two_names) as (port, _):
         output = s_client(port, "-tls1_2", "-reconnect", "-servername", name)
     assert output.count("Reused, TLSv1.2") == 5, output
 
@@ -125,7 +125,7 @@ def test_openssl_resumes_tls12(two_names: ListenerTls, name: str) -> None:
 @pytest.mark.parametrize("name", ["first.example.org", "second.example.org"])
 def test_openssl_resumes_tls13(two_names: ListenerTls, name: str, tmp_path: Path) -> None:
     session = str(tmp_path / "session.pem")
-    with server(two_names.context, two_names) as (port, _):
+    with server(two_names) as (port, _):
         first = s_client(port, "-tls1_3", "-servername", name, "-sess_out", session, "-ign_eof")
         second = s_client(port, "-tls1_3", "-servername", name, "-sess_in", session, "-ign_eof")
     assert "New, TLSv1.3" in first, first
@@ -135,9 +135,9 @@ def test_openssl_resumes_tls13(two_names: ListenerTls, name: str, tmp_path: Path
 def test_a_session_outlives_the_fork(authority: Authority, two_names: ListenerTls) -> None:
     """Two server threads stand for two workers: neither has state but the context."""
     client = authority.client()
-    with server(two_names.context, two_names) as (port, _):
+    with server(two_names) as (port, _):
         session = visit(port, client, "second.example.org")
-    with server(two_names.context, two_names) as (port, seen):
+    with server(two_names) as (port, seen):
         visit(port, client, "second.example.org", session)
     assert isinstance(seen[0], Served)
     assert seen[0].reused
@@ -147,7 +147,7 @@ def test_a_session_outlives_the_fork(authority: Authority, two_names: ListenerTl
 @pytest.mark.parametrize(("minimum", "accepted"), [("1.2", True), ("1.3", False)])
 def test_minimum_version(authority: Authority, name: str, minimum: str, accepted: bool) -> None:
     tls = listener_tls(authority.issue("first.example.org"), authority.issue("second.example.org"), minimum=minimum)
-    with server(tls.context, tls) as (port, seen):
+    with server(tls) as (port, seen):
         output = s_client(port, "-tls1_2", "-servername", name)
         s_client(port, "-tls1_3", "-servername", name)
     assert isinstance(seen[0], Served) is accepted, output
@@ -157,7 +157,7 @@ def test_minimum_version(authority: Authority, name: str, minimum: str, accepted
 @pytest.mark.parametrize("arguments", [("-tls1_1",), ("-tls1_2", "-cipher", "AES128-SHA:@SECLEVEL=0")])
 @pytest.mark.parametrize("name", ["first.example.org", "second.example.org"])
 def test_old_protocols_and_ciphers_are_refused(two_names: ListenerTls, name: str, arguments: tuple[str, ...]) -> None:
-    with server(two_names.context, two_names) as (port, seen):
+    with server(two_names) as (port, seen):
         output = s_client(port, "-servername", name, *arguments)
     assert [type(served) for served in seen] == [ssl.SSLError], output
 
@@ -167,7 +167,7 @@ def test_a_rsa_certificate_beside_an_ec_one(authority: Authority) -> None:
     tls = listener_tls(authority.issue("ec.example.org"), authority.write(leaf, authority.issuer, key=key))
     client = authority.client()
     client.maximum_version = ssl.TLSVersion.TLSv1_2
-    with server(tls.context, tls) as (port, seen):
+    with server(tls) as (port, seen):
         for name in ("ec.example.org", "rsa.example.org"):
             visit(port, client, name)
     assert all(isinstance(served, Served) for served in seen), seen
@@ -202,7 +202,7 @@ def test_a_weak_key_is_the_operators_to_mend(authority: Authority) -> None:
 def test_upstream_verifies_chain_and_name(authority: Authority) -> None:
     tls = listener_tls(authority.issue("origin.example.org", "127.0.0.1"))
     trusting = upstream_context(UpstreamTls(ca=authority.ca_file))
-    with server(tls.context) as (port, seen):
+    with server(tls) as (port, seen):
         visit(port, trusting, "origin.example.org")
         visit(port, trusting, "127.0.0.1")
         with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
@@ -215,9 +215,11 @@ def test_upstream_verifies_chain_and_name(authority: Authority) -> None:
 
 
 def test_upstream_tells_a_cut_stream_from_a_closed_one(authority: Authority) -> None:
-    tls = listener_tls(authority.issue("origin.example.org"))
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    origin = tls.context.wrap_bio(incoming, outgoing, server_side=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate = authority.issue("origin.example.org")
+    context.load_cert_chain(certificate["chain"], certificate["key"])
+    origin = context.wrap_bio(incoming, outgoing, server_side=True)
     client = upstream_context(UpstreamTls(ca=authority.ca_file)).wrap_bio(
         outgoing, incoming, server_hostname="origin.example.org"
     )

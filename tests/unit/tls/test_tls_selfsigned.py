@@ -14,7 +14,7 @@ from cryptography import x509
 
 from proxy.config.schema import Listener
 from proxy.errors import ConfigError, StartError
-from proxy.tls.contexts import ListenerTls, load_listener_tls
+from proxy.tls.contexts import ListenerTls, load_certificates, make_base_contexts
 from proxy.tls.selfsigned import CERTIFICATE_FILE, FOLDER, PAIR_FILE, self_signed_certificate
 from tests.unit.tls.pki import DAY, NOW, Served, server, visit
 
@@ -34,8 +34,11 @@ def make(
 
 
 def listener_tls(state_dir: Path) -> ListenerTls:
-    return load_listener_tls(
-        Listener(address="127.0.0.1:8443"), label="listener", site_hosts=HOSTS, state_dir=str(state_dir)
+    make_base_contexts()
+    return ListenerTls(
+        load_certificates(
+            Listener(address="127.0.0.1:8443"), label="listener", site_hosts=HOSTS, state_dir=str(state_dir)
+        )
     )
 
 
@@ -71,7 +74,7 @@ def test_clients_can_trust_it(tmp_path: Path) -> None:
     assert tls.self_signed
     assert tls.warnings == ()
     client = ssl.create_default_context(cafile=str(tmp_path / FOLDER / CERTIFICATE_FILE))
-    with server(tls.context, tls) as (port, seen):
+    with server(tls) as (port, seen):
         for name in ("localhost", "127.0.0.1", "::1", "git.example.org", "a.wild.example.org"):
             visit(port, client, name)
     assert len(seen) == 5
@@ -157,7 +160,7 @@ def test_a_host_that_no_certificate_can_name(tmp_path: Path) -> None:
 def _make_many(state_dir: Path, hosts: tuple[str, ...]) -> None:
     for _ in range(20):
         listener = Listener(address="127.0.0.1:8443")
-        tls = load_listener_tls(listener, label="listener", site_hosts=hosts, state_dir=str(state_dir))
+        tls = load_certificates(listener, label="listener", site_hosts=hosts, state_dir=str(state_dir))
         assert tls.self_signed
 
 
