@@ -33,6 +33,7 @@ from proxy.config.upstream_address import parse_upstream
 
 AUTO: Final = "auto"
 MAX_CONNECTIONS_LIMIT: Final = 1_000_000
+MAX_WORKERS: Final = 256
 _MAX_INT64: Final = 2**63 - 1
 
 
@@ -41,6 +42,15 @@ def _connections(value: object) -> object:
         return value
     hint = "write the number without quotes" if isinstance(value, str) and value.isdigit() else ""
     raise RefusedError(shown(value), f'an integer from 1 to {MAX_CONNECTIONS_LIMIT}, or "auto"', hint)
+
+
+def _workers(value: object) -> object:
+    if value == AUTO or (type(value) is int and 1 <= value <= MAX_WORKERS):
+        return value
+    hint = f"write {value} without quotes" if isinstance(value, str) and value.isdigit() else ""
+    if isinstance(value, float) and value.is_integer():
+        hint = f"write {value:.0f}"
+    raise RefusedError(shown(value), f'an integer from 1 to {MAX_WORKERS}, or "auto"', hint)
 
 
 def _file(text: str, info: ValidationInfo) -> str:
@@ -333,8 +343,14 @@ class Settings(Model):
             "waits. A request that gets none waits up to `upstream_queue_timeout_secs`, then is answered 503."
         ),
     )
-    workers: int = Field(
-        1, ge=1, le=256, description="Processes that carry traffic; more than there are cores gain nothing."
+    workers: Annotated[Annotated[int, Field(ge=1, le=MAX_WORKERS)] | Literal["auto"], BeforeValidator(_workers)] = (
+        Field(
+            1,
+            description=(
+                "Processes that carry traffic; more than there are processors gain nothing. "
+                '`"auto"`: one a processor that the proxy may use (affinity and cgroup quota), counted at start.'
+            ),
+        )
     )
     tls_handshake_timeout_secs: Seconds = Field(
         10,

@@ -50,7 +50,7 @@ def report_ready(reporter: Reporter, plan: Plan, bound: BoundSockets) -> None:
         listeners=" ".join(one.label for one in bound.https[0]),
         redirect=" ".join(one.label for one in bound.redirect[0]) or "off",
         health="off" if bound.health is None else str(bound_address(bound.health)),
-        workers=plan.settings.workers,
+        workers=plan.workers,
         permits=plan.budget.max_connections,
         upstream_permits=plan.budget.max_upstream_connections,
         budget=verdict_text(plan.budget),

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.budget import LOGS, Budget, Inputs, Limits, Verdict, calculate, to_text
-from proxy.config.schema import Settings, UpstreamTls
+from proxy.config.schema import AUTO, Settings, UpstreamTls
 from proxy.errors import ConfigError
 from proxy.master.listeners import ListenPlan, plan_listeners
+from proxy.master.processors import available_processors
 from proxy.observe.writer import check_path
 from proxy.tls.contexts import ListenerTls, load_certificates, make_base_contexts, upstream_context
 
@@ -25,6 +26,11 @@ class Plan:
     settings: Settings
     listen: ListenPlan
     budget: Budget
+
+    @property
+    def workers(self) -> int:
+        """The number of workers, ``"auto"`` replaced."""
+        return self.budget.inputs.workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ def budget_inputs(settings: Settings, listen: ListenPlan) -> Inputs:
     """The budget's view of the settings; a listener that is off costs nothing."""
     health = 0 if listen.health is None else 1
     return Inputs(
-        workers=settings.workers,
+        workers=available_processors() if settings.workers == AUTO else settings.workers,
         max_connections=settings.max_connections,
         max_upstream_connections=settings.max_upstream_connections,
         https_listeners=len(listen.https),

@@ -26,7 +26,7 @@ class BoundSockets:
         self._admin_path = plan.settings.admin.socket
         self._admin_identity: tuple[int, int] | None = None
         try:
-            slots = plan.settings.workers
+            slots = plan.workers
             https = [
                 self._bind(one.address, slots, material)
                 for one, material in zip(plan.listen.https, tls.listeners, strict=True)

@@ -88,7 +88,7 @@ class Supervisor:
             _raise_soft_limit(self._plan.budget.raise_to)
         self._tls = load_tls(self._plan, store=True)
         self._bound = BoundSockets(self._plan, self._tls)
-        self._book = CounterBook(settings.workers)
+        self._book = CounterBook(self._plan.workers)
         self._control_book = CounterBook(1)
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
@@ -100,7 +100,7 @@ class Supervisor:
         self._live: LiveLine | None = None
         self._control = self._control_child()
         self._helpers = tuple(self._helper_child(helper) for helper in helpers)
-        self._workers = tuple(self._worker_child(slot) for slot in range(settings.workers))
+        self._workers = tuple(self._worker_child(slot) for slot in range(self._plan.workers))
         self._all = (self._control, *self._helpers, *self._workers)
 
     def run(self) -> int:
@@ -148,15 +148,15 @@ class Supervisor:
     # The children.
 
     def _worker_child(self, slot: int) -> Child:
-        settings, budget = self._settings, self._plan.budget
+        settings, budget, workers = self._settings, self._plan.budget, self._plan.workers
         context = WorkerContext(
             slot=slot,
             settings=settings,
             https=self._bound.https[slot],
             redirect=self._bound.redirect[slot],
-            permits=shares(budget.max_connections, settings.workers)[slot],
-            upstream_permits=shares(budget.max_upstream_connections, settings.workers)[slot],
-            redirect_permits=shares(settings.redirect.max_connections, settings.workers)[slot],
+            permits=shares(budget.max_connections, workers)[slot],
+            upstream_permits=shares(budget.max_upstream_connections, workers)[slot],
+            redirect_permits=shares(settings.redirect.max_connections, workers)[slot],
             https_port=effective_https_port(settings),
             cells=self._book.page(slot),
             channel=self._channel,
@@ -175,7 +175,7 @@ class Supervisor:
             channel=self._channel,
             health=self._bound.health,
             admin=self._bound.admin,
-            permits=shares(self._plan.budget.max_connections, self._settings.workers),
+            permits=shares(self._plan.budget.max_connections, self._plan.workers),
             facts=status_facts(self._plan, self._tls, self._bound),
             started_at=self._started_at,
         )

@@ -47,6 +47,11 @@ class Wire:
         """Sends everything."""
         self.sock.sendall(data)
 
+    @property
+    def unread_bytes(self) -> int:
+        """How much has come from the socket that no call has taken yet."""
+        return len(self._unread)
+
     def _fill(self) -> bool:
         try:
             data = self.sock.recv(READ_BYTES)

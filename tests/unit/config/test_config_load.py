@@ -99,8 +99,11 @@ def test_a_good_file() -> None:
         ("x" * 1000 + " = 1" + SITE, 'unknown key `"' + "x" * 80 + '..."`: the keys here are'),
         # Types, strictly.
         ("workers = true" + SITE, "config.toml:1: workers: found true; wanted an integer from 1 to 256"),
-        ("workers = 2.0" + SITE, "workers: found 2.0; wanted an integer from 1 to 256; write 2"),
-        ('workers = "2"' + SITE, 'workers: found "2"; wanted an integer from 1 to 256; write 2 without quotes'),
+        ("workers = 2.0" + SITE, 'workers: found 2.0; wanted an integer from 1 to 256, or "auto"; write 2'),
+        (
+            'workers = "2"' + SITE,
+            'workers: found "2"; wanted an integer from 1 to 256, or "auto"; write 2 without quotes',
+        ),
         ("workers = 2026-11-29" + SITE, "workers: found a date or time (2026-11-29); wanted an integer"),
         ("workers = []" + SITE, "workers: found an array of 0; wanted an integer"),
         ("workers = 0" + SITE, "workers: found 0; wanted an integer from 1 to 256"),
