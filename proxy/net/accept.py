@@ -17,6 +17,9 @@ OnAccept = Callable[[socket.socket, object, Permit], None]
 ACCEPT_BATCH = 32
 """Accepts a wake-up: enough to empty a burst, few enough that connections being served get their turn."""
 
+LAST_BATCHES = 128
+"""What a full queue (4096) takes."""
+
 RESOURCE_BACKOFF_SECS = 1.0
 UNKNOWN_BACKOFF_SECS = 0.1
 CONNECTION_ERRORS_IN_A_ROW = 16
@@ -111,18 +114,29 @@ class AcceptLoop:
             self._timer = None
         self._loop.remove_reader(self._listener.fileno())
 
+    def finish(self) -> None:
+        """Take what is in the queue, as far as there are permits, and stop: the socket is about to be closed."""
+        for _ in range(LAST_BATCHES):
+            if not self._running or self._timer is not None or not self._accept_batch():
+                break
+        self.stop()
+
     def _on_readable(self) -> None:
+        self._accept_batch()
+
+    def _accept_batch(self) -> bool:
+        """Whether the whole batch was used, so that there may be more."""
         for _ in range(ACCEPT_BATCH):
             permit = self._permits.try_acquire()
             if permit is None:
                 self._pause_for_permit()
-                return
+                return False
             try:
                 sock, peer = self._listener.accept()
             except Exception as error:  # noqa: BLE001 - the listener survives whatever accept raises
                 permit.release()
                 if not self._on_error(error):
-                    return
+                    return False
                 continue
             self._connection_errors = 0
             if self._cells is not None:
@@ -136,6 +150,7 @@ class AcceptLoop:
                 self._reporter.report(
                     "accept.setup_failed", "a connection could not be set up", exc=error, listener=self._label
                 )
+        return True
 
     def _on_error(self, error: Exception) -> bool:
         """Apply the table to what accept raised; True when the next accept may follow at once."""

@@ -45,6 +45,13 @@ class Permits:
             self._cells[self._index] = self.held
         return Permit(self)
 
+    def resize(self, limit: int) -> None:
+        """Change the limit. A lower one takes nothing back: it counts once enough has been released."""
+        raised = limit > self.limit
+        self.limit = limit
+        if raised:
+            self._wake()
+
     def wait(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` once, as soon as a permit is free. All that wait are woken: the one that is woken alone may
         have lost its client meanwhile, and the others would stay asleep beside a free permit."""
@@ -54,6 +61,10 @@ class Permits:
         self.held -= 1
         if self._cells is not None:
             self._cells[self._index] = self.held
+        if self.held < self.limit:
+            self._wake()
+
+    def _wake(self) -> None:
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for wake in waiting:

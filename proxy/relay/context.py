@@ -24,6 +24,7 @@ class RelayContext:
     """One generation of a worker: settings, routes, upstream groups, logs, counters."""
 
     __slots__ = (
+        "__weakref__",
         "_date",
         "_date_second",
         "_networks",

@@ -34,6 +34,7 @@ class Backend:
         "idle",
         "label",
         "max_fails",
+        "retired",
         "server_name",
         "tls",
     )
@@ -56,6 +57,7 @@ class Backend:
         self.endpoints: tuple[Endpoint, ...] = ()
         self.idle: list[UpstreamConnection] = []
         self.active = 0
+        self.retired = False
         self.ejected_until = 0.0
         self._failures = 0
         self._failed_at = 0.0

@@ -117,6 +117,14 @@ class UpstreamGroup:
         return best
 
 
+    def retire(self) -> None:
+        """No new exchange comes here: close what idles, and what is given back later."""
+        for backend in self.backends:
+            backend.retired = True
+            while backend.idle:
+                backend.idle.pop().stream.close()
+
+
 class Pending:
     """A request for a connection that could not be met at once: it is connecting, or it waits in the queue."""
 
@@ -310,6 +318,9 @@ class UpstreamPool:
 
     def check_in(self, connection: UpstreamConnection) -> None:
         """Put a clean connection back."""
+        if connection.backend.retired:
+            connection.stream.close()
+            return
         connection.rest(self._idle_timeout_secs)
         connection.backend.idle.append(connection)
         if self._queue:
@@ -425,6 +436,17 @@ class UpstreamPool:
         self._cells[UPSTREAM_IDLE] = sum(len(backend.idle) for group in self.groups for backend in group.backends)
         self._cells[UPSTREAM_REUSED] += self.reused
         self.reused = 0
+
+    def configure(
+        self, groups: Sequence[UpstreamGroup], *, limit: int, queue_timeout_secs: float, idle_timeout_secs: float
+    ) -> None:
+        """Take over the values of a new generation. A lower limit closes nothing."""
+        self.groups = list(groups)
+        self.limit = limit
+        self._queue_timeout_secs = queue_timeout_secs
+        self._idle_timeout_secs = idle_timeout_secs
+        if self._queue:
+            self._serve_queue()
 
     def close_idle(self) -> None:
         """Close every idle connection (a drain)."""

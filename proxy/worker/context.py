@@ -34,4 +34,5 @@ class WorkerContext:
     https_port: int
     cells: memoryview
     channel: socket.socket
+    orders: socket.socket
     upstream_contexts: Mapping[UpstreamTls, ssl.SSLContext]

@@ -13,13 +13,14 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
+from weakref import WeakSet
 
 import uvloop
 
 from proxy.net.accept import AcceptLoop
 from proxy.net.admission import Permit, Permits
-from proxy.observe.accesslog import AccessLog
 from proxy.observe.counters import (
     CONNECTIONS_OPEN,
     DESCRIPTORS_LIMIT,
@@ -33,15 +34,15 @@ from proxy.observe.counters import (
 )
 from proxy.observe.events import ChannelReporter
 from proxy.relay.context import RelayContext
-from proxy.route.table import RouteTable
 from proxy.session.client import ClientSession
 from proxy.session.http1 import Http1Session
 from proxy.session.redirect import RedirectSession
 from proxy.stream.deadlines import Deadlines
 from proxy.stream.stream import Stream, TlsStream
-from proxy.upstream.pool import UpstreamGroup, UpstreamPool
-from proxy.upstream.resolve import Resolver
+from proxy.upstream.pool import UpstreamPool
 from proxy.worker.context import BoundListener, WorkerContext
+from proxy.worker.generation import Generation, Workshop
+from proxy.worker.takeover import Prepared, Takeover, bound_listeners
 
 __all__ = ["BoundListener", "WorkerContext", "run_worker"]
 
@@ -49,6 +50,14 @@ OnListenerAccept = Callable[[BoundListener, bytes, socket.socket, object, Permit
 
 HEARTBEAT_SECS = 0.5
 LOG_FLUSH_SECS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A listener in service."""
+
+    listener: BoundListener
+    accepting: AcceptLoop
 
 
 class Worker:
@@ -62,14 +71,10 @@ class Worker:
         self._reporter = ChannelReporter(f"worker {context.slot}", context.channel, cells)
         self._reporter.attach(loop)
         sys.unraisablehook = self._on_unraisable
-        self._access_log = AccessLog(settings.access_log, cells, self._reporter)
-        self._access_log.attach(loop)
         self._deadlines = Deadlines(loop)
         self._sessions: set[ClientSession] = set()
         self._done = asyncio.Event()
         self._terminations = 0
-
-        routes = RouteTable(settings)
         self._pool = UpstreamPool(
             loop,
             self._deadlines,
@@ -80,54 +85,37 @@ class Worker:
             reporter=self._reporter,
             cells=cells,
         )
-        groups = {
-            route.id: UpstreamGroup(
-                route, context.upstream_contexts.get(route.upstream_tls), route.upstream_tls.server_name
-            )
-            for route in routes.routes
-        }
-        self._pool.groups = list(groups.values())
-        self._relay = RelayContext(
-            settings=settings,
-            routes=routes,
-            groups=groups,
-            pool=self._pool,
-            deadlines=self._deadlines,
-            access_log=self._access_log,
-            reporter=self._reporter,
-            cells=cells,
-        )
-        self._resolver = Resolver(
-            loop,
-            [backend for group in groups.values() for backend in group.backends],
-            interval_secs=settings.resolve_interval_secs,
-            reporter=self._reporter,
-        )
-        permits = Permits(context.permits, cells, CONNECTIONS_OPEN)
-        redirect_permits = Permits(context.redirect_permits, cells, REDIRECT_OPEN)
-        self._accept_loops = [
-            self._accept_loop(listener, permits, self._accept_https) for listener in context.https
-        ] + [self._accept_loop(listener, redirect_permits, self._accept_redirect) for listener in context.redirect]
+        workshop = Workshop(loop, self._deadlines, self._pool, self._reporter, cells)
+        self._generation = Generation(workshop, settings, context.upstream_contexts, None)
+        self._relay = self._generation.relay
+        self._relays: WeakSet[RelayContext] = WeakSet((self._relay,))
+        self._pool.groups = self._generation.groups
+        self._https_port = context.https_port
+        self._permits = Permits(context.permits, cells, CONNECTIONS_OPEN)
+        self._redirect_permits = Permits(context.redirect_permits, cells, REDIRECT_OPEN)
+        self._fronts = {one.label: self._front(one) for one in (*context.https, *context.redirect)}
+        self._takeover = Takeover(workshop, context.orders, current=lambda: self._generation, commit=self._switch)
 
     async def run(self) -> None:
         """Serve until drained."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._terminate)
-        self._loop.add_signal_handler(signal.SIGUSR1, self._access_log.reopen)
+        self._loop.add_signal_handler(signal.SIGUSR1, lambda: self._generation.access_log.reopen())
         self._cells[PID] = os.getpid()
         self._cells[PERMITS] = self._context.permits
         self._beat()
-        await self._resolver.start()
-        for accept_loop in self._accept_loops:
-            accept_loop.start()
+        await self._generation.prepare()
+        for front in self._fronts.values():
+            front.accepting.start()
+        self._takeover.start()
         gc.collect()
         gc.freeze()
         self._cells[READY] = 1
         await self._done.wait()
-        self._resolver.stop()
+        self._generation.resolver.stop()
         for session in list(self._sessions):
             session.stream.abort()
-        self._access_log.close(LOG_FLUSH_SECS)
+        self._generation.access_log.close(LOG_FLUSH_SECS)
         self._reporter.detach()  # last, so that what the access log could not write is still told
         self._cells[READY] = 0
 
@@ -140,11 +128,16 @@ class Worker:
 
     # -- accepting ---------------------------------------------------------------------------------------------------
 
-    def _accept_loop(self, listener: BoundListener, permits: Permits, on_accept: OnListenerAccept) -> AcceptLoop:
+    def _front(self, listener: BoundListener) -> Front:
         if listener.sock.family != socket.AF_UNIX:
             # Accepted sockets inherit it: a system call a connection less.
             listener.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return AcceptLoop(
+        permits, on_accept = (
+            (self._redirect_permits, self._accept_redirect)
+            if listener.tls is None
+            else (self._permits, self._accept_https)
+        )
+        accepting = AcceptLoop(
             self._loop,
             listener.sock,
             label=listener.label,
@@ -153,6 +146,7 @@ class Worker:
             reporter=self._reporter,
             cells=self._cells,
         )
+        return Front(listener, accepting)
 
     def _accept_https(
         self, listener: BoundListener, port: bytes, sock: socket.socket, peer: object, permit: Permit
@@ -179,17 +173,17 @@ class Worker:
         self._register(session, permit)
 
     def _tls_stream(self, sock: ssl.SSLSocket, session: Http1Session) -> TlsStream:
-        return TlsStream(self._loop, sock, self._deadlines, session, self._settings.write_timeout_secs)
+        return TlsStream(self._loop, sock, self._deadlines, session, self._generation.settings.write_timeout_secs)
 
     def _accept_redirect(
         self, _listener: BoundListener, port: bytes, sock: socket.socket, peer: object, permit: Permit
     ) -> None:
         session = RedirectSession(
             self._relay,
-            lambda session: Stream(self._loop, sock, self._deadlines, session, self._settings.write_timeout_secs),
+            lambda session: Stream(self._loop, sock, self._deadlines, session, self._generation.settings.write_timeout_secs),
             peer=_host_of(peer),
             port=port,
-            https_port=self._context.https_port,
+            https_port=self._https_port,
         )
         self._register(session, permit)
 
@@ -209,6 +203,42 @@ class Worker:
         if self._relay.draining and not self._sessions:
             self._done.set()
 
+    # -- the next generation -----------------------------------------------------------------------------------------
+
+    def _switch(self, prepared: Prepared) -> None:
+        """New connections belong to the prepared generation from here on; those there are stay with theirs."""
+        order, old = prepared.order, self._generation
+        self._generation = prepared.generation
+        self._relay = prepared.generation.relay
+        self._relay.draining = self._terminations > 0
+        self._relays.add(self._relay)
+        self._https_port = order.https_port
+        settings = order.settings
+        self._pool.configure(
+            prepared.generation.groups,
+            limit=order.upstream_permits,
+            queue_timeout_secs=settings.upstream_queue_timeout_secs,
+            idle_timeout_secs=settings.upstream_idle_timeout_secs,
+        )
+        self._permits.resize(order.permits)
+        self._redirect_permits.resize(order.redirect_permits)
+        self._cells[PERMITS] = order.permits
+        in_service = {label: front.listener for label, front in self._fronts.items()}
+        wanted = {listener.label: listener for listener in bound_listeners(prepared, in_service)}
+        for label in set(self._fronts) - set(wanted):
+            front = self._fronts.pop(label)
+            front.accepting.finish()
+            front.listener.sock.close()
+        for label, listener in wanted.items():
+            front = self._fronts.get(label)
+            if front is None or front.listener is not listener:
+                if front is not None:
+                    front.accepting.stop()
+                front = self._fronts[label] = self._front(listener)
+                if not self._terminations:
+                    front.accepting.start()
+        old.retire(prepared.generation)
+
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _terminate(self) -> None:
@@ -216,26 +246,26 @@ class Worker:
         if self._terminations > 1:
             self._done.set()
             return
-        self._relay.draining = True
-        for accept_loop in self._accept_loops:
-            accept_loop.stop()
+        for relay in self._relays:
+            relay.draining = True
         # The master closes its own ends: whoever connects from now on is refused, instead of waiting for nobody.
-        for listener in (*self._context.https, *self._context.redirect):
-            listener.sock.close()
+        for front in self._fronts.values():
+            front.accepting.stop()
+            front.listener.sock.close()
         self._pool.close_idle()
         self._cells[READY] = 0
         for session in list(self._sessions):
             session.drain()
         if not self._sessions:
             self._done.set()
-        self._loop.call_later(self._settings.drain_timeout_secs, self._done.set)
+        self._loop.call_later(self._generation.settings.drain_timeout_secs, self._done.set)
 
     # -- the heartbeat -----------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
         cells = self._cells
         cells[HEARTBEAT_MS] = int(monotonic() * 1000)
-        cells[REQUESTS_ACTIVE] = self._relay.requests_active
+        cells[REQUESTS_ACTIVE] = sum(relay.requests_active for relay in self._relays)
         self._pool.publish()
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         cells[DESCRIPTORS_LIMIT] = 0 if soft == resource.RLIM_INFINITY else soft
