@@ -26,6 +26,7 @@ from proxy.master.children import Child, describe_end
 from proxy.master.control import SOURCE as CONTROL
 from proxy.master.control import ControlContext, run_control
 from proxy.master.live import LiveLine
+from proxy.master.notify import Notifier
 from proxy.master.plan import load_tls, make_plan, require_budget, require_logs
 from proxy.master.port_owner import command_of
 from proxy.master.sockets import BoundSockets
@@ -95,6 +96,8 @@ class Supervisor:
         self._private = [*self._bound.all, self._read_end, *(helper.sock for helper in helpers)]
         self._started_at = time.monotonic()
         self._flushed_at = 0.0
+        self._notifier = Notifier(os.environ)
+        self._stopping = False
         self._sender = 0
         self._make_live = live
         self._live: LiveLine | None = None
@@ -114,6 +117,7 @@ class Supervisor:
         try:
             if self._start():
                 self._on_ready()
+                self._notifier.ready()
                 if self._make_live is not None:
                     self._live = self._make_live(self._plan.budget.max_connections)
                 self._supervise()
@@ -234,8 +238,10 @@ class Supervisor:
 
     def _next_signal(self, timeout_secs: float) -> int | None:
         """Wait for a signal; None when there was none in time. The once-a-second work is done here."""
+        timeout_secs = min(timeout_secs, self._notifier.wait_secs(time.monotonic()))
         found = signal.sigtimedwait(_SIGNALS, timeout_secs)
         now = time.monotonic()
+        self._notifier.tick(self._book, self._plan.budget.max_connections, now, stopping=self._stopping)
         if now - self._flushed_at >= TICK_SECS:
             self._flushed_at = now
             self._reporter.flush()
@@ -275,6 +281,8 @@ class Supervisor:
                 self._report_death(child, f"{child.name} cannot be started", str(error.strerror), pause_secs)
 
     def _report_stopping(self, number: int) -> None:
+        self._stopping = True
+        self._notifier.stopping()
         # A signal of the kernel, such as a terminal's, has no sender.
         sender = f"pid {self._sender} ({command_of(self._sender)})" if self._sender else "terminal"
         self._reporter.report("stopping", "draining", level="info", signal=signal.Signals(number).name, sender=sender)
