@@ -47,8 +47,8 @@ def report_ready(reporter: Reporter, plan: Plan, bound: BoundSockets) -> None:
         "started",
         f"reverse-proxy {__version__} is ready",
         level="info",
-        listeners=" ".join(one.label for one in bound.https[0]),
-        redirect=" ".join(one.label for one in bound.redirect[0]) or "off",
+        listeners=" ".join(bound.label(one.address) for one in plan.listen.https),
+        redirect=" ".join(bound.label(address) for address in plan.listen.redirect) or "off",
         health="off" if bound.health is None else str(bound_address(bound.health)),
         workers=plan.workers,
         permits=plan.budget.max_connections,
@@ -62,16 +62,16 @@ def status_facts(plan: Plan, tls: TlsMaterial, bound: BoundSockets) -> dict[str,
     shown: list[dict[str, object]] = [
         {
             "kind": "https",
-            "address": one.label,
+            "address": bound.label(one.address),
             "self_signed": material.self_signed,
             "certificates": [
                 {"names": list(info.names), "not_after": info.not_after.isoformat(), "path": info.path}
                 for info in material.certificates
             ],
         }
-        for one, material in zip(bound.https[0], tls.listeners, strict=True)
+        for one, material in zip(plan.listen.https, tls.listeners, strict=True)
     ]
-    shown += [{"kind": "redirect", "address": one.label} for one in bound.redirect[0]]
+    shown += [{"kind": "redirect", "address": bound.label(address)} for address in plan.listen.redirect]
     if bound.health is not None:
         shown.append({"kind": "health", "address": str(bound_address(bound.health))})
     shown.append({"kind": "admin", "address": f"unix:{plan.settings.admin.socket}"})

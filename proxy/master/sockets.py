@@ -5,62 +5,127 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from proxy.config.address import Address
 from proxy.master import admin_socket, listeners
+from proxy.master.listeners import ListenPlan
 from proxy.master.plan import Plan, TlsMaterial
-from proxy.tls.contexts import ListenerTls
 from proxy.worker.context import BoundListener
 
-Slots = tuple[tuple[BoundListener, ...], ...]
-"""The listeners of each slot."""
+Row = tuple[socket.socket, ...]
+"""The sockets of one address, one a slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Sockets bound for a next configuration, not yet in service: ``BoundSockets.adopt`` or ``drop`` ends it."""
+
+    rows: dict[Address, Row]
 
 
 class BoundSockets:
-    """Owner of the sockets; ``close`` ends all of them. ``https`` and ``redirect`` are indexed by slot."""
+    """Owner of the sockets; ``close`` ends all of them."""
 
-    def __init__(self, plan: Plan, tls: TlsMaterial) -> None:
+    def __init__(self, plan: Plan) -> None:
         """Bind everything, after a probe that nobody else has any of it. Raises StartError, leaving nothing open."""
         listeners.probe(plan.listen.addresses())
-        self.all: list[socket.socket] = []
+        self._slots = plan.settings.workers
+        self._rows: dict[Address, Row] = {}
         self._admin_path = plan.settings.admin.socket
         self._admin_identity: tuple[int, int] | None = None
+        self.health: socket.socket | None = None
+        self.admin: socket.socket | None = None
         try:
-            slots = plan.workers
-            https = [
-                self._bind(one.address, slots, material)
-                for one, material in zip(plan.listen.https, tls.listeners, strict=True)
-            ]
-            redirect = [self._bind(address, slots, None) for address in plan.listen.redirect]
-            self.https: Slots = tuple(tuple(row[slot] for row in https) for slot in range(slots))
-            self.redirect: Slots = tuple(tuple(row[slot] for row in redirect) for slot in range(slots))
-            self.health: socket.socket | None = None
+            for address in _traffic(plan.listen):
+                self._rows[address] = listeners.bind(address, self._slots)
             if plan.listen.health is not None:
                 self.health = listeners.bind_exclusive(plan.listen.health)
-                self.all.append(self.health)
             self.admin = admin_socket.bind_admin_socket(self._admin_path)
             self._admin_identity = admin_socket.identity(self._admin_path)
-            self.all.append(self.admin)
         except BaseException:
             self.close()
             raise
 
+    @property
+    def all(self) -> list[socket.socket]:
+        """Every socket, of whatever role."""
+        own = [sock for sock in (self.health, self.admin) if sock is not None]
+        return [sock for row in self._rows.values() for sock in row] + own
+
+    def https(self, slot: int, listen: ListenPlan, tls: TlsMaterial) -> tuple[BoundListener, ...]:
+        """The TLS listeners of a slot, in the plan's order."""
+        return tuple(
+            BoundListener(self._rows[one.address][slot], self.label(one.address), material)
+            for one, material in zip(listen.https, tls.listeners, strict=True)
+        )
+
+    def redirect(self, slot: int, listen: ListenPlan) -> tuple[BoundListener, ...]:
+        """The redirect listeners of a slot."""
+        return tuple(BoundListener(self._rows[one][slot], self.label(one), None) for one in listen.redirect)
+
+    def label(self, address: Address) -> str:
+        """Where the socket of ``address`` is bound, as text."""
+        return str(listeners.bound_address(self._rows[address][0]))
+
+    # A reload.
+
+    def extend(self, listen: ListenPlan) -> Extension:
+        """Bind what ``listen`` has and this has not. Raises StartError, leaving everything as it was."""
+        missing = [address for address in _traffic(listen) if address not in self._rows]
+        listeners.probe(missing)
+        rows: dict[Address, Row] = {}
+        try:
+            for address in missing:
+                rows[address] = listeners.bind(address, self._slots)
+        except BaseException:
+            self.drop(Extension(rows))
+            raise
+        return Extension(rows)
+
+    def drop(self, extension: Extension) -> None:
+        """The next configuration is not wanted."""
+        for row in extension.rows.values():
+            _close(row)
+
+    def adopt(self, extension: Extension, listen: ListenPlan) -> None:
+        """Keep what ``listen`` has, close the rest."""
+        self._rows |= extension.rows
+        wanted = set(_traffic(listen))
+        for address in [address for address in self._rows if address not in wanted]:
+            _close(self._rows.pop(address))
+
+    def new_socket(self, extension: Extension, slot: int, address: Address) -> socket.socket | None:
+        """The socket of ``address`` and ``slot`` if it is one of the extension's."""
+        row = extension.rows.get(address)
+        return None if row is None else row[slot]
+
+    def label_in(self, extension: Extension, address: Address) -> str:
+        """``label``, for an address that may be the extension's."""
+        row = extension.rows.get(address) or self._rows[address]
+        return str(listeners.bound_address(row[0]))
+
+    # The end.
+
     def close_listeners(self) -> None:
         """Close the sockets of the user's traffic: new connections are refused (a drain). Health and admin go on."""
-        for row in (*self.https, *self.redirect):
-            for listener in row:
-                listener.sock.close()
+        for row in self._rows.values():
+            _close(row)
 
     def close(self) -> None:
         """Close every socket and remove the admin socket's file, if it is still the one made here (idempotent)."""
-        for sock in self.all:
-            sock.close()
+        _close(self.all)
         if self._admin_identity is not None and admin_socket.identity(self._admin_path) == self._admin_identity:
             with contextlib.suppress(OSError):
                 os.unlink(self._admin_path)
         self._admin_identity = None
 
-    def _bind(self, address: Address, slots: int, tls: ListenerTls | None) -> list[BoundListener]:
-        sockets = listeners.bind(address, slots)
-        self.all += sockets
-        return [BoundListener(sock, str(listeners.bound_address(sock)), tls) for sock in sockets]
+
+def _traffic(listen: ListenPlan) -> list[Address]:
+    return [*(one.address for one in listen.https), *listen.redirect]
+
+
+def _close(sockets: Iterable[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()

@@ -1,0 +1,260 @@
+"""A reload is a transaction: everything is made and checked, in the master and in each worker, and only then switched.
+
+    parse -> check every value -> budget -> certificates -> bind new listeners -> each worker prepares -> switch
+
+Whatever fails on the way leaves the configuration in force as it was, and the answer says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from proxy.budget import Verdict, process_limits, shares
+from proxy.config.diff import Changes, diff, keep_what_is_not_live
+from proxy.config.effective import effective_https_port
+from proxy.config.schema import Settings
+from proxy.errors import OperatorError, StartError
+from proxy.master.plan import Plan, TlsMaterial, load_tls, make_plan, require_budget, require_logs
+from proxy.master.sockets import BoundSockets, Extension
+from proxy.worker import orders
+from proxy.worker.orders import Message, NextGeneration, NextListener
+
+PREPARE_SECS = 20.0
+"""For a worker to make the next generation: it resolves names, which has a bound of its own."""
+COMMIT_SECS = 10.0
+_LOOK_SECS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The configuration in force."""
+
+    number: int
+    settings: Settings
+    plan: Plan
+    tls: TlsMaterial
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLine:
+    """A worker that is to take part: where to send orders, and whether it is still there."""
+
+    name: str
+    slot: int
+    channel: socket.socket
+    alive: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a reload. ``result``: accepted, unchanged, refused, or (dry run) would-be-accepted."""
+
+    result: str
+    generation: int
+    changes: Changes = field(default_factory=Changes)
+    descriptors: Mapping[str, int] = field(default_factory=dict)
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    confirm_secs: float | None = None
+
+    @property
+    def accepted(self) -> bool:
+        return self.result != "refused"
+
+    def as_dict(self) -> dict[str, object]:
+        """For the admin API."""
+        return {
+            "result": self.result,
+            "generation": self.generation,
+            "changes": self.changes.as_dict(),
+            "descriptors": dict(self.descriptors),
+            "connections_closed": 0,
+            "errors": self.errors,
+            "warnings": self.warnings,
+            "confirm_secs": self.confirm_secs,
+        }
+
+
+class _RefusedError(Exception):
+    """The transaction cannot go on; each argument is a line for the operator."""
+
+
+class Reloader:
+    """Runs the transaction. ``running`` is what is in force, replaced by a commit."""
+
+    def __init__(self, running: Running, bound: BoundSockets, lines: Callable[[], Sequence[WorkerLine]]) -> None:
+        self.running = running
+        self._bound = bound
+        self._lines = lines
+        self._last_number = running.number
+
+    def reload(self, load: Callable[[], Settings], *, dry_run: bool = False) -> Outcome:
+        """Load the settings and switch to them; with ``dry_run`` everything but the switch. Raises nothing of its own."""
+        old = self.running
+        try:
+            wanted = load()
+            settings = keep_what_is_not_live(old.settings, wanted)
+            plan = make_plan(settings, process_limits())
+            require_budget(plan.budget)
+            require_logs(settings)
+            tls = load_tls(plan, store=not dry_run)
+            extension = self._bound.extend(plan.listen)
+        except OperatorError as error:
+            return Outcome("refused", old.number, errors=str(error).splitlines())
+        changes = diff(old.settings, wanted, _certificates_changed(old, plan, tls))
+        outcome = Outcome(
+            "accepted",
+            old.number,
+            changes=changes,
+            descriptors={"before": old.plan.budget.needed, "after": plan.budget.needed},
+            warnings=[warning for one in tls.listeners for warning in one.warnings] + list(plan.budget.warnings),
+        )
+        if dry_run:
+            self._bound.drop(extension)
+            outcome.result = "would-be-accepted"
+            return outcome
+        self._last_number += 1
+        running = Running(self._last_number, settings, plan, tls)
+        try:
+            _raise_own_limit(plan)
+            self._switch(running, extension)
+        except (_RefusedError, StartError) as error:
+            self._bound.drop(extension)
+            return Outcome("refused", old.number, changes=changes, errors=[str(line) for line in error.args])
+        outcome.generation = running.number
+        return outcome
+
+    def restore(self, running: Running) -> Outcome:
+        """Go back to a configuration that was in force, from memory: nothing is read again."""
+        changes = diff(self.running.settings, running.settings)
+        self._last_number += 1
+        again = Running(self._last_number, running.settings, running.plan, running.tls)
+        try:
+            extension = self._bound.extend(running.plan.listen)
+        except StartError as error:
+            return Outcome("refused", self.running.number, changes=changes, errors=[str(error)])
+        try:
+            self._switch(again, extension)
+        except _RefusedError as error:
+            self._bound.drop(extension)
+            return Outcome("refused", self.running.number, changes=changes, errors=[str(line) for line in error.args])
+        return Outcome("accepted", again.number, changes=changes)
+
+    # The two phases.
+
+    def _switch(self, running: Running, extension: Extension) -> None:
+        lines = self._lines()
+        try:
+            for line in lines:
+                self._send_prepare(line, running, extension)
+            self._await(lines, orders.PREPARED, running.number, PREPARE_SECS)
+        except _RefusedError:
+            for line in lines:
+                with contextlib.suppress(OSError):
+                    orders.send(line.channel, Message(orders.ABORT, running.number))
+            raise
+        # From here on the new configuration is in force: a worker that dies now is replaced by one that has it.
+        self._bound.adopt(extension, running.plan.listen)
+        self.running = running
+        for line in lines:
+            with contextlib.suppress(OSError):
+                orders.send(line.channel, Message(orders.COMMIT, running.number))
+        with contextlib.suppress(_RefusedError):
+            self._await(lines, orders.COMMITTED, running.number, COMMIT_SECS)
+
+    def _send_prepare(self, line: WorkerLine, running: Running, extension: Extension) -> None:
+        settings, plan, workers = running.settings, running.plan, running.plan.workers
+        listeners: list[NextListener] = []
+        sockets: list[socket.socket] = []
+        certificates = [one.source for one in running.tls.listeners]
+        addresses = [one.address for one in plan.listen.https]
+        rows = [*zip(addresses, certificates, strict=True), *((address, None) for address in plan.listen.redirect)]
+        for address, source in rows:
+            sock = self._bound.new_socket(extension, line.slot, address)
+            listeners.append(NextListener(self._bound.label_in(extension, address), sock is not None, source))
+            if sock is not None:
+                sockets.append(sock)
+        payload = orders.pack(
+            NextGeneration(
+                number=running.number,
+                settings=settings,
+                listeners=tuple(listeners),
+                permits=shares(plan.budget.max_connections, workers)[line.slot],
+                upstream_permits=shares(plan.budget.max_upstream_connections, workers)[line.slot],
+                redirect_permits=shares(settings.redirect.max_connections, workers)[line.slot],
+                https_port=effective_https_port(settings),
+                soft_limit=plan.budget.raise_to,
+            )
+        )
+        try:
+            orders.send(
+                line.channel,
+                Message(orders.PREPARE, running.number),
+                (payload, *(sock.fileno() for sock in sockets)),
+            )
+        except OSError as error:
+            raise _RefusedError(f"{line.name} cannot be reached: {error.strerror}") from error
+        finally:
+            os.close(payload)
+
+    def _await(self, lines: Sequence[WorkerLine], word: str, number: int, timeout_secs: float) -> None:
+        """Wait until each worker has said ``word``. Raises _RefusedError for one that says no, dies, or is silent."""
+        waiting = {line.channel.fileno(): line for line in lines}
+        poll = select.poll()
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
+        deadline = time.monotonic() + timeout_secs
+        while waiting:
+            for line in waiting.values():
+                if not line.alive():
+                    raise _RefusedError(f"{line.name} ended meanwhile")
+            if time.monotonic() > deadline:
+                names = ", ".join(line.name for line in waiting.values())
+                raise _RefusedError(f"{names} did not answer in {timeout_secs:.0f} s")
+            for descriptor, _ in poll.poll(_LOOK_SECS * 1000):
+                line = waiting[descriptor]
+                try:
+                    received = orders.receive(line.channel)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    raise _RefusedError(f"{line.name} cannot be reached: {error.strerror}") from error
+                if received is None:
+                    raise _RefusedError(f"{line.name} ended meanwhile")
+                message, _descriptors = received
+                if message.number != number:
+                    continue  # an answer to a reload that was given up
+                if message.word == orders.FAILED:
+                    raise _RefusedError(f"{line.name}: {message.text}")
+                if message.word == word:
+                    poll.unregister(descriptor)
+                    del waiting[descriptor]
+
+
+def _certificates_changed(old: Running, plan: Plan, tls: TlsMaterial) -> list[str]:
+    before = {
+        str(one.address): [certificate.pem for certificate in material.source.loaded]
+        for one, material in zip(old.plan.listen.https, old.tls.listeners, strict=True)
+    }
+    return [
+        str(one.address)
+        for one, material in zip(plan.listen.https, tls.listeners, strict=True)
+        if str(one.address) in before
+        and before[str(one.address)] != [certificate.pem for certificate in material.source.loaded]
+    ]
+
+
+def _raise_own_limit(plan: Plan) -> None:
+    if plan.budget.verdict is Verdict.RAISED and plan.budget.raise_to is not None:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (plan.budget.raise_to, hard))
+        except (OSError, ValueError) as error:
+            raise _RefusedError(f"cannot raise the soft descriptor limit: {error}") from error
