@@ -115,6 +115,10 @@ def test_an_early_answer_before_a_reset_is_delivered(stage: Stage) -> None:
     assert (response.status, response.body) == (413, bytes(SIZE))
 
 
+def listen(wire: Wire) -> None:
+    wire.read_to_end()
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -125,7 +129,7 @@ def test_an_early_answer_before_a_reset_is_delivered(stage: Stage) -> None:
     ids=["head", "body", "chunk"],
 )
 def test_a_client_that_resets_behind_its_data_is_let_go_at_once(stage: Stage, data: bytes) -> None:
-    stage.play(lambda wire: wire.read_to_end() and None)
+    stage.play(listen)
     client = stage.client()
     wait_until(lambda: stage.counter("connections_open") == 1, "the connection to be open")
     with worker_stopped(stage):
