@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from proxy.session.client import LINGER_SECS
 from tests.harness import Wire, wait_until
 from tests.harness.stage import Stage, open_stage
 
@@ -171,3 +172,20 @@ def test_a_tunnel_ends_at_once_when_a_side_resets_behind_its_data(stage: Stage, 
     wait_until(lambda: stage.counter("tunnels_open") == 0, "the tunnel to end", AT_ONCE_SECS)
     if side == "client":
         wait_until(lambda: heard == [b"last words"], "the upstream to hear the client", AT_ONCE_SECS)
+
+
+def test_a_client_that_resets_while_its_upload_is_dropped_is_let_go_at_once(stage: Stage) -> None:
+    """The early answer's lingering close, which a reset ends before its time."""
+
+    def play(wire: Wire) -> None:
+        wire.read_head()
+        wire.send(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+        wire.read_to_end()
+
+    stage.play(play)
+    client = stage.client()
+    assert client.request(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 100000000\r\n\r\n").status == 401
+    with worker_stopped(stage):
+        client.send(bytes(SIZE))
+        client.reset()
+    wait_until(lambda: stage.counter("connections_open") == 0, "the connection to be let go", LINGER_SECS - 1)
