@@ -8,6 +8,7 @@ import socket
 
 from proxy.config.address import Address
 from proxy.master import admin_socket, listeners
+from proxy.master.activation import NOTHING, Inherited
 from proxy.master.plan import Plan, TlsMaterial
 from proxy.tls.contexts import ListenerTls
 from proxy.worker.context import BoundListener
@@ -19,10 +20,15 @@ Slots = tuple[tuple[BoundListener, ...], ...]
 class BoundSockets:
     """Owner of the sockets; ``close`` ends all of them. ``https`` and ``redirect`` are indexed by slot."""
 
-    def __init__(self, plan: Plan, tls: TlsMaterial) -> None:
-        """Bind everything, after a probe that nobody else has any of it. Raises StartError, leaving nothing open."""
-        listeners.probe(plan.listen.addresses())
-        self.all: list[socket.socket] = []
+    def __init__(self, plan: Plan, tls: TlsMaterial, inherited: Inherited = NOTHING) -> None:
+        """Bind everything that is not ``inherited``, after a probe that nobody else has any of it.
+
+        Raises StartError, or ConfigError for what is inherited and not configured, leaving nothing open.
+        """
+        inherited.require_configured(plan.listen.addresses())
+        listeners.probe([address for address in plan.listen.addresses() if address not in inherited.sockets])
+        self._inherited = inherited
+        self.all: list[socket.socket] = [*inherited.sockets.values()]
         self._admin_path = plan.settings.admin.socket
         self._admin_identity: tuple[int, int] | None = None
         try:
@@ -36,8 +42,10 @@ class BoundSockets:
             self.redirect: Slots = tuple(tuple(row[slot] for row in redirect) for slot in range(slots))
             self.health: socket.socket | None = None
             if plan.listen.health is not None:
-                self.health = listeners.bind_exclusive(plan.listen.health)
-                self.all.append(self.health)
+                self.health = inherited.sockets.get(plan.listen.health)
+                if self.health is None:
+                    self.health = listeners.bind_exclusive(plan.listen.health)
+                    self.all.append(self.health)
             self.admin = admin_socket.bind_admin_socket(self._admin_path)
             self._admin_identity = admin_socket.identity(self._admin_path)
             self.all.append(self.admin)
@@ -61,6 +69,9 @@ class BoundSockets:
         self._admin_identity = None
 
     def _bind(self, address: Address, slots: int, tls: ListenerTls | None) -> list[BoundListener]:
+        shared = self._inherited.sockets.get(address)
+        if shared is not None:
+            return [BoundListener(shared, str(address), tls)] * slots
         sockets = listeners.bind(address, slots)
         self.all += sockets
         return [BoundListener(sock, str(listeners.bound_address(sock)), tls) for sock in sockets]

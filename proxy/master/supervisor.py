@@ -21,6 +21,7 @@ from proxy.budget import process_limits, shares
 from proxy.config.effective import effective_https_port
 from proxy.config.schema import Settings
 from proxy.errors import EXIT_OK, StartError
+from proxy.master.activation import NOTHING, Inherited
 from proxy.master.announce import report_ready, report_start, status_facts
 from proxy.master.children import Child, describe_end
 from proxy.master.control import SOURCE as CONTROL
@@ -77,8 +78,12 @@ class Supervisor:
         helpers: Sequence[Helper] = (),
         on_ready: Callable[[], None] = lambda: None,
         live: Callable[[int], LiveLine] | None = None,
+        inherited: Inherited = NOTHING,
     ) -> None:
-        """``on_ready`` is called once, when all workers accept; ``live`` makes the live line from the permits."""
+        """``on_ready`` is called once, when all workers accept; ``live`` makes the live line from the permits.
+
+        ``inherited`` are listening sockets of the service manager, which stay open there.
+        """
         self._settings = settings
         self._run_worker = run_worker
         self._on_ready = on_ready
@@ -88,7 +93,7 @@ class Supervisor:
         if self._plan.budget.raise_to is not None:
             _raise_soft_limit(self._plan.budget.raise_to)
         self._tls = load_tls(self._plan, store=True)
-        self._bound = BoundSockets(self._plan, self._tls)
+        self._bound = BoundSockets(self._plan, self._tls, inherited)
         self._book = CounterBook(self._plan.workers)
         self._control_book = CounterBook(1)
         self._read_end, self._channel = open_channel()
