@@ -17,6 +17,7 @@ from proxy.config.schema import Settings
 from proxy.demo.upstream import run_demo_upstream
 from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, OperatorError
 from proxy.master import quickstart
+from proxy.master.activation import take_inherited
 from proxy.master.check import check
 from proxy.master.live import LiveLine
 from proxy.master.status_client import fetch_status, show_status
@@ -199,7 +200,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _supervise(settings: Settings) -> int:
-    return Supervisor(settings, run_worker).run()
+    return Supervisor(settings, run_worker, inherited=take_inherited(os.environ)).run()
 
 
 def _secure_standard_descriptors() -> None:

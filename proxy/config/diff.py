@@ -53,9 +53,7 @@ def diff(old: Settings, new: Settings, certificates_changed: Iterable[str] = ())
     return Changes(
         sites_added=tuple(name for name in new_sites if name not in old_sites),
         sites_removed=tuple(name for name in old_sites if name not in new_sites),
-        sites_changed=tuple(
-            name for name, site in new_sites.items() if name in old_sites and site != old_sites[name]
-        ),
+        sites_changed=tuple(name for name, site in new_sites.items() if name in old_sites and site != old_sites[name]),
         listeners_added=(
             *(address for address in new_listeners if address not in old_listeners),
             *sorted(new_listeners_redirect - old_listeners_redirect),

@@ -12,19 +12,23 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
 import uvloop
 
 from proxy.config.schema import Settings
 from proxy.master import status
+from proxy.master.commands import ControlEnd
 from proxy.master.endpoint import Answer, Endpoint, get_only, text_answer
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
 from proxy.observe.events import ChannelReporter, EventLog
 
 SOURCE = "control"
+MASTER_SECS = 45.0
+"""For the master to answer: a reload waits for the workers."""
+ADMIN_CONNECTION_SECS = 60.0
 CLOSE_SECS = 3.0
 """At the end, for a slow log to take its last lines."""
 
@@ -43,6 +47,7 @@ class ControlContext:
     channel: socket.socket
     health: socket.socket | None
     admin: socket.socket
+    commands: socket.socket
     permits: Sequence[int]
     facts: Mapping[str, object]
     started_at: float
@@ -65,14 +70,16 @@ async def _serve(context: ControlContext) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, _reopen, log, reporter)
 
+    admin = Admin(context, log, loop)
     endpoints = [
         Endpoint(
             loop,
             context.admin,
             label="admin",
             max_connections=context.settings.admin.max_connections,
-            handler=get_only({"/status": lambda: _status(context, log)}),
+            handler=admin.handle,
             reporter=reporter,
+            connection_secs=ADMIN_CONNECTION_SECS,
         )
     ]
     if context.health is not None:
@@ -110,18 +117,62 @@ def _probe(reason: str) -> Answer:
     return text_answer(503, reason) if reason else text_answer(200, "ok")
 
 
-def _status(context: ControlContext, log: EventLog) -> Answer:
+class Admin:
+    """The admin API: status from what is here, everything else by asking the master."""
+
+    def __init__(self, context: ControlContext, log: EventLog, loop: asyncio.AbstractEventLoop) -> None:
+        self._context = context
+        self._log = log
+        self._facts = context.facts
+        self._permits = context.permits
+        self._master = ControlEnd(loop, context.commands, self._on_news)
+        self._master.start()
+
+    def handle(self, method: str, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
+        """See ``Handler``."""
+        if path == "/status" and method in ("GET", "HEAD"):
+            return _status(self._context, self._log, self._facts, self._permits)
+        operation = {"/reload": "reload", "/confirm": "confirm"}.get(path)
+        if operation is None and path != "/status":
+            return text_answer(404, "not found: /status /reload /confirm")
+        if operation is None or method != "POST":
+            allow = "POST" if operation else "GET, HEAD"
+            return Answer(405, f"only {allow}\n".encode(), allow=allow)
+        return self._ask(operation, query)
+
+    async def _ask(self, operation: str, query: Mapping[str, str]) -> Answer:
+        try:
+            confirm_secs = float(query["confirm_secs"]) if "confirm_secs" in query else None
+        except ValueError:
+            return _json_answer(400, {"result": "refused", "errors": ["confirm_secs is not a number"]})
+        try:
+            document = await self._master.ask(
+                operation, MASTER_SECS, dry_run=query.get("dry_run") == "1", confirm_secs=confirm_secs
+            )
+        except (TimeoutError, OSError):
+            return _json_answer(503, {"result": "failed", "errors": ["the master did not answer"]})
+        return _json_answer(409 if document["result"] == "refused" else 200, document)
+
+    def _on_news(self, facts: Mapping[str, object], permits: Sequence[int]) -> None:
+        self._facts, self._permits = facts, permits
+
+
+def _json_answer(status_code: int, document: Mapping[str, object]) -> Answer:
+    return Answer(status_code, json.dumps(document).encode() + b"\n", "application/json")
+
+
+def _status(context: ControlContext, log: EventLog, facts: Mapping[str, object], permits: Sequence[int]) -> Answer:
     now_ms = _now_ms()
     document = {
-        **context.facts,
+        **facts,
         "control_pid": os.getpid(),
         "uptime_secs": round(time.monotonic() - context.started_at, 3),
         "ready": not status.unready(context.book, now_ms),
-        "workers": status.workers(context.book, context.permits, now_ms),
+        "workers": status.workers(context.book, permits, now_ms),
         "totals": status.totals(context.book),
         "events": {"written": log.lines_written, "suppressed": log.lines_suppressed},
     }
-    return Answer(200, json.dumps(document).encode() + b"\n", "application/json")
+    return _json_answer(200, document)
 
 
 def _now_ms() -> int:

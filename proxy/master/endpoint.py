@@ -11,8 +11,9 @@ import contextlib
 import http
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 import h11
 
@@ -21,8 +22,6 @@ from proxy.net.admission import Permit, Permits
 from proxy.observe.events import Reporter
 
 CONNECTION_SECS = 10.0
-LAST_ANSWER_SECS = CONNECTION_SECS / 2
-"""An answer later than this says ``Connection: close``: a request must not meet a connection that is about to end."""
 MAX_HEAD_BYTES = 8192
 _RECEIVE_BYTES = 8192
 
@@ -35,8 +34,8 @@ class Answer:
     allow: str = ""
 
 
-Handler = Callable[[str, str], Answer]
-"""Of (method, path without the query); answers GET and HEAD alike."""
+Handler = Callable[[str, str, Mapping[str, str]], Answer | Awaitable[Answer]]
+"""Of (method, path, query); answers GET and HEAD alike."""
 
 
 def text_answer(status: int, text: str) -> Answer:
@@ -46,7 +45,7 @@ def text_answer(status: int, text: str) -> Answer:
 def get_only(routes: dict[str, Callable[[], Answer]]) -> Handler:
     """A handler that answers GET and HEAD from a table of paths: others 404, other methods 405 (RFC 9110 15.5.6)."""
 
-    def handle(method: str, path: str) -> Answer:
+    def handle(method: str, path: str, _query: Mapping[str, str]) -> Answer:
         route = routes.get(path)
         if route is None:
             return text_answer(404, "not found: " + " ".join(routes))
@@ -69,9 +68,11 @@ class Endpoint:
         max_connections: int,
         handler: Handler,
         reporter: Reporter,
+        connection_secs: float = CONNECTION_SECS,
     ) -> None:
         self._loop = loop
         self._handler = handler
+        self._connection_secs = connection_secs
         self._reporter = reporter
         self._tasks: set[asyncio.Task[None]] = set()
         self._accept = AcceptLoop(
@@ -109,7 +110,7 @@ class Endpoint:
 
     async def _serve(self, sock: socket.socket) -> None:
         try:
-            async with asyncio.timeout(CONNECTION_SECS):
+            async with asyncio.timeout(self._connection_secs):
                 await self._exchanges(sock)
         except (TimeoutError, OSError):
             return  # the client is slow or gone: its own affair
@@ -120,7 +121,8 @@ class Endpoint:
         started_at = time.monotonic()
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         while True:
-            close = time.monotonic() - started_at > LAST_ANSWER_SECS
+            # A request must not meet a connection that is about to end.
+            close = time.monotonic() - started_at > self._connection_secs / 2
             head = False
             try:
                 request = await self._next(sock, connection)
@@ -132,8 +134,9 @@ class Endpoint:
                     answer = text_answer(413, "a body is not accepted here")
                 else:
                     await self._next(sock, connection)  # the end of the message, which is in the buffer already
-                    path = request.target.partition(b"?")[0].decode("ascii", "replace")
-                    answer = self._handler(request.method.decode("ascii"), path)
+                    path, _, query = request.target.decode("ascii", "replace").partition("?")
+                    given = self._handler(request.method.decode("ascii"), path, dict(parse_qsl(query)))
+                    answer = given if isinstance(given, Answer) else await given
             except h11.RemoteProtocolError as error:
                 close = True
                 answer = text_answer(error.error_status_hint, "bad request")

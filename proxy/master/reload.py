@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from proxy.budget import Verdict, process_limits, shares
+from proxy.budget import process_limits, shares
 from proxy.config.diff import Changes, diff, keep_what_is_not_live
 from proxy.config.effective import effective_https_port
 from proxy.config.schema import Settings
@@ -96,7 +96,7 @@ class Reloader:
         self._last_number = running.number
 
     def reload(self, load: Callable[[], Settings], *, dry_run: bool = False) -> Outcome:
-        """Load the settings and switch to them; with ``dry_run`` everything but the switch. Raises nothing of its own."""
+        """Load the settings and switch to them; with ``dry_run`` everything but the switch."""
         old = self.running
         try:
             wanted = load()
@@ -252,7 +252,7 @@ def _certificates_changed(old: Running, plan: Plan, tls: TlsMaterial) -> list[st
 
 
 def _raise_own_limit(plan: Plan) -> None:
-    if plan.budget.verdict is Verdict.RAISED and plan.budget.raise_to is not None:
+    if plan.budget.raise_to is not None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (plan.budget.raise_to, hard))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from proxy.config.address import Address
 from proxy.master import admin_socket, listeners
+from proxy.master.activation import NOTHING, Inherited
 from proxy.master.listeners import ListenPlan
 from proxy.master.plan import Plan, TlsMaterial
 from proxy.worker.context import BoundListener
@@ -28,10 +29,15 @@ class Extension:
 class BoundSockets:
     """Owner of the sockets; ``close`` ends all of them."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Bind everything, after a probe that nobody else has any of it. Raises StartError, leaving nothing open."""
-        listeners.probe(plan.listen.addresses())
-        self._slots = plan.settings.workers
+    def __init__(self, plan: Plan, inherited: Inherited = NOTHING) -> None:
+        """Bind everything that is not ``inherited``, after a probe that nobody else has any of it.
+
+        Raises StartError, or ConfigError for what is inherited and not configured, leaving nothing open.
+        """
+        inherited.require_configured(plan.listen.addresses())
+        listeners.probe([address for address in plan.listen.addresses() if address not in inherited.sockets])
+        self._slots = plan.workers
+        self._inherited = inherited
         self._rows: dict[Address, Row] = {}
         self._admin_path = plan.settings.admin.socket
         self._admin_identity: tuple[int, int] | None = None
@@ -39,9 +45,14 @@ class BoundSockets:
         self.admin: socket.socket | None = None
         try:
             for address in _traffic(plan.listen):
-                self._rows[address] = listeners.bind(address, self._slots)
+                shared = inherited.sockets.get(address)
+                # One that comes from the service manager is shared by all slots.
+                row = listeners.bind(address, self._slots) if shared is None else (shared,) * self._slots
+                self._rows[address] = row
             if plan.listen.health is not None:
-                self.health = listeners.bind_exclusive(plan.listen.health)
+                self.health = inherited.sockets.get(plan.listen.health)
+                if self.health is None:
+                    self.health = listeners.bind_exclusive(plan.listen.health)
             self.admin = admin_socket.bind_admin_socket(self._admin_path)
             self._admin_identity = admin_socket.identity(self._admin_path)
         except BaseException:
@@ -52,7 +63,7 @@ class BoundSockets:
     def all(self) -> list[socket.socket]:
         """Every socket, of whatever role."""
         own = [sock for sock in (self.health, self.admin) if sock is not None]
-        return [sock for row in self._rows.values() for sock in row] + own
+        return [*(sock for row in self._rows.values() for sock in row), *own, *self._inherited.sockets.values()]
 
     def https(self, slot: int, listen: ListenPlan, tls: TlsMaterial) -> tuple[BoundListener, ...]:
         """The TLS listeners of a slot, in the plan's order."""

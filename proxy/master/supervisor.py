@@ -6,6 +6,7 @@ nothing is lost between a look and a wait.
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
@@ -21,14 +22,17 @@ from proxy.budget import process_limits, shares
 from proxy.config.effective import effective_https_port
 from proxy.config.schema import Settings
 from proxy.errors import EXIT_OK, StartError
+from proxy.master.activation import NOTHING, Inherited
 from proxy.master.announce import report_ready, report_start, status_facts
 from proxy.master.children import Child, describe_end
+from proxy.master.commands import MasterEnd
 from proxy.master.control import SOURCE as CONTROL
 from proxy.master.control import ControlContext, run_control
 from proxy.master.live import LiveLine
 from proxy.master.notify import Notifier
-from proxy.master.plan import load_tls, make_plan, require_budget, require_logs
+from proxy.master.plan import Plan, TlsMaterial, load_tls, make_plan, require_budget, require_logs
 from proxy.master.port_owner import command_of
+from proxy.master.reload import Outcome, Reloader, Running, WorkerLine
 from proxy.master.sockets import BoundSockets
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
@@ -38,14 +42,15 @@ from proxy.worker.context import WorkerContext
 READY_TIMEOUT_SECS = 30.0
 READY_POLL_SECS = 0.02
 TICK_SECS = 1.0
+CONFIRM_RETRY_SECS = 5.0
 DRAIN_GRACE_SECS = 5.0
 """A worker ends by itself after drain_timeout_secs; so much later it is killed."""
 HELPER_STOP_SECS = 5.0
 IMPATIENT_STOP_SECS = 3.0
 """After a second signal a worker cuts what is under way, logs it and ends; so much later it is killed."""
 
-_STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_SIGNALS = _STOP | {signal.SIGCHLD, signal.SIGUSR1}
+_STOP = frozenset({signal.SIGTERM, signal.SIGINT})
+_SIGNALS = _STOP | {signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP, signal.SIGIO}
 
 RunWorker = Callable[[WorkerContext], int]
 
@@ -74,26 +79,36 @@ class Supervisor:
         settings: Settings,
         run_worker: RunWorker,
         *,
+        load: Callable[[], Settings] | None = None,
         helpers: Sequence[Helper] = (),
         on_ready: Callable[[], None] = lambda: None,
         live: Callable[[int], LiveLine] | None = None,
+        inherited: Inherited = NOTHING,
     ) -> None:
-        """``on_ready`` is called once, when all workers accept; ``live`` makes the live line from the permits."""
-        self._settings = settings
+        """``on_ready`` is called once, when all workers accept; ``live`` makes the live line from the permits.
+
+        ``inherited`` are listening sockets of the service manager, which stay open there. ``load`` reads the
+        configuration anew for a reload; without it there is nothing to reload.
+        """
         self._run_worker = run_worker
         self._on_ready = on_ready
-        self._plan = make_plan(settings, process_limits())
-        require_budget(self._plan.budget)
+        self._load = load
+        plan = make_plan(settings, process_limits())
+        require_budget(plan.budget)
         require_logs(settings)
-        if self._plan.budget.raise_to is not None:
-            _raise_soft_limit(self._plan.budget.raise_to)
-        self._tls = load_tls(self._plan, store=True)
-        self._bound = BoundSockets(self._plan, self._tls)
-        self._book = CounterBook(self._plan.workers)
+        if plan.budget.raise_to is not None:
+            _raise_soft_limit(plan.budget.raise_to)
+        tls = load_tls(plan, store=True)
+        self._bound = BoundSockets(plan, inherited)
+        self._reloader = Reloader(Running(1, settings, plan, tls), self._bound, self._worker_lines)
+        self._confirmation: tuple[float, Running] | None = None
+        self._commands = MasterEnd()
+        self._orders: dict[int, tuple[socket.socket, socket.socket]] = {}
+        self._book = CounterBook(plan.workers)
         self._control_book = CounterBook(1)
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
-        self._private = [*self._bound.all, self._read_end, *(helper.sock for helper in helpers)]
+        self._helper_sockets = [helper.sock for helper in helpers]
         self._started_at = time.monotonic()
         self._flushed_at = 0.0
         self._notifier = Notifier(os.environ)
@@ -103,7 +118,7 @@ class Supervisor:
         self._live: LiveLine | None = None
         self._control = self._control_child()
         self._helpers = tuple(self._helper_child(helper) for helper in helpers)
-        self._workers = tuple(self._worker_child(slot) for slot in range(self._plan.workers))
+        self._workers = tuple(self._worker_child(slot) for slot in range(plan.workers))
         self._all = (self._control, *self._helpers, *self._workers)
 
     def run(self) -> int:
@@ -114,6 +129,7 @@ class Supervisor:
         """
         setproctitle.setproctitle("reverse-proxy: master")
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        self._commands.signal_me()
         try:
             if self._start():
                 self._on_ready()
@@ -130,7 +146,7 @@ class Supervisor:
         report_start(self._reporter, self._plan, self._tls)
         for child in self._all:
             try:
-                child.start(time.monotonic())
+                self._start_child(child)
             except OSError as error:
                 raise StartError(f"cannot start {child.name}: {error.strerror}") from error
         deadline = time.monotonic() + READY_TIMEOUT_SECS
@@ -149,29 +165,82 @@ class Supervisor:
         self._reporter.flush()
         return True
 
+    @property
+    def _plan(self) -> Plan:
+        return self._reloader.running.plan
+
+    @property
+    def _settings(self) -> Settings:
+        return self._reloader.running.settings
+
+    @property
+    def _tls(self) -> TlsMaterial:
+        return self._reloader.running.tls
+
     # The children.
 
+    def _start_child(self, child: Child) -> None:
+        """Fork it. Raises OSError."""
+        if child.slot is not None:
+            # A pair of its own for each process: an answer of the one before must not be taken for the new one's.
+            for sock in self._orders.pop(child.slot, ()):
+                sock.close()
+            self._orders[child.slot] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._orders[child.slot][0].setblocking(False)
+        child.start(time.monotonic())
+
     def _worker_child(self, slot: int) -> Child:
+        name = f"worker {slot}"
+
+        def run() -> int:
+            # Made in the child: the configuration in force when it is started, not when the master was.
+            context = self._worker_context(slot)
+            self._close_others([*(one.sock for one in (*context.https, *context.redirect)), context.orders])
+            return self._run_worker(context)
+
+        return Child(name, run, self._crash_reporter(name), slot)
+
+    def _worker_lines(self) -> list[WorkerLine]:
+        """The workers that take part in a reload."""
+        return [
+            WorkerLine(child.name, slot, self._orders[slot][0], functools.partial(_alive, child.pid))
+            for slot, child in enumerate(self._workers)
+            if child.pid is not None and self._book.page(slot)[counters.READY]
+        ]
+
+    def _worker_context(self, slot: int) -> WorkerContext:
         settings, budget, workers = self._settings, self._plan.budget, self._plan.workers
-        context = WorkerContext(
+        return WorkerContext(
             slot=slot,
             settings=settings,
-            https=self._bound.https[slot],
-            redirect=self._bound.redirect[slot],
+            https=self._bound.https(slot, self._plan.listen, self._tls),
+            redirect=self._bound.redirect(slot, self._plan.listen),
             permits=shares(budget.max_connections, workers)[slot],
             upstream_permits=shares(budget.max_upstream_connections, workers)[slot],
             redirect_permits=shares(settings.redirect.max_connections, workers)[slot],
             https_port=effective_https_port(settings),
             cells=self._book.page(slot),
             channel=self._channel,
+            orders=self._orders[slot][1],
             upstream_contexts=self._tls.upstream,
         )
-        own = [one.sock for one in (*context.https, *context.redirect)]
-        name = f"worker {slot}"
-        return Child(name, self._entry(lambda: self._run_worker(context), own), self._crash_reporter(name), slot)
 
     def _control_child(self) -> Child:
-        context = ControlContext(
+        def run() -> int:
+            context = self._control_context()
+            own = [self._read_end, context.admin, context.commands]
+            self._close_others([*own, context.health] if context.health is not None else own)
+            return run_control(context)
+
+        def on_crash(error: BaseException) -> None:
+            # It writes the event log, so its own end cannot be told there.
+            print(f"reverse-proxy: {CONTROL} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+        return Child(CONTROL, run, on_crash)
+
+    def _control_context(self) -> ControlContext:
+        assert self._bound.admin is not None
+        return ControlContext(
             settings=self._settings,
             book=self._book,
             cells=self._control_book.page(0),
@@ -179,33 +248,32 @@ class Supervisor:
             channel=self._channel,
             health=self._bound.health,
             admin=self._bound.admin,
-            permits=shares(self._plan.budget.max_connections, self._plan.workers),
-            facts=status_facts(self._plan, self._tls, self._bound),
+            commands=self._commands.control_end,
+            permits=self._permit_shares(),
+            facts=self._facts(),
             started_at=self._started_at,
         )
-        own = [self._read_end, self._bound.admin]
-        if self._bound.health is not None:
-            own.append(self._bound.health)
-
-        def on_crash(error: BaseException) -> None:
-            # It writes the event log, so its own end cannot be told there.
-            print(f"reverse-proxy: {CONTROL} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-
-        return Child(CONTROL, self._entry(lambda: run_control(context), own), on_crash)
 
     def _helper_child(self, helper: Helper) -> Child:
-        return Child(helper.name, self._entry(helper.entry, [helper.sock]), self._crash_reporter(helper.name))
-
-    def _entry(self, entry: Callable[[], int], own: Sequence[socket.socket]) -> Callable[[], int]:
-        """``entry`` in a child that holds no socket of another process: else a port would outlive its owner."""
-
         def run() -> int:
-            for sock in self._private:
-                if sock not in own:
-                    sock.close()
-            return entry()
+            self._close_others([helper.sock])
+            return helper.entry()
 
-        return run
+        return Child(helper.name, run, self._crash_reporter(helper.name))
+
+    def _close_others(self, own: Sequence[socket.socket]) -> None:
+        """In a child: hold no socket of another process, else a port would outlive its owner."""
+        orders = [sock for pair in self._orders.values() for sock in pair]
+        for sock in [*self._bound.all, self._read_end, *self._commands.sockets, *orders, *self._helper_sockets]:
+            if sock not in own:
+                sock.close()
+
+    def _permit_shares(self) -> list[int]:
+        return list(shares(self._plan.budget.max_connections, self._plan.workers))
+
+    def _facts(self) -> dict[str, object]:
+        facts = status_facts(self._plan, self._tls, self._bound)
+        return {**facts, "generation": self._reloader.running.number}
 
     def _crash_reporter(self, name: str) -> Callable[[BaseException], None]:
         def report(error: BaseException) -> None:
@@ -223,6 +291,12 @@ class Supervisor:
             if number is not None and number in _STOP:
                 self._report_stopping(number)
                 return
+            if number == signal.SIGIO:
+                self._obey()
+            if number == signal.SIGHUP:
+                self._reload()
+            if self._confirmation is not None and time.monotonic() >= self._confirmation[0]:
+                self._go_back()
             if number == signal.SIGUSR1:
                 for child in (self._control, *self._workers):
                     child.send(signal.SIGUSR1)
@@ -230,6 +304,85 @@ class Supervisor:
                 pause_secs = child.ended(time.monotonic())
                 self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)
             self._restart_due()
+
+    # Reload.
+
+    def _obey(self) -> None:
+        """Do what the admin API asks for."""
+        for request in self._commands.pending():
+            operation = request.get("operation")
+            if operation == "reload":
+                document = self._reload(
+                    dry_run=bool(request.get("dry_run")), confirm_secs=request.get("confirm_secs")
+                ).as_dict()
+            elif operation == "confirm":
+                document = self._confirm()
+            else:
+                document = {"result": "refused", "errors": [f"unknown operation {operation!r}"]}
+            self._commands.answer(request, document)
+
+    def _reload(self, *, dry_run: bool = False, confirm_secs: float | None = None) -> Outcome:
+        running = self._reloader.running
+        if self._load is None:
+            return Outcome("refused", running.number, errors=["this instance has no configuration file to reload"])
+        if self._confirmation is not None:
+            return Outcome("refused", running.number, errors=["a reload waits to be confirmed: confirm it first"])
+        outcome = self._reloader.reload(self._load, dry_run=dry_run)
+        if dry_run:
+            return outcome
+        if outcome.accepted and confirm_secs is not None:
+            outcome.confirm_secs = confirm_secs
+            self._confirmation = (time.monotonic() + confirm_secs, running)
+        self._report_reload(outcome)
+        return outcome
+
+    def _confirm(self) -> dict[str, object]:
+        if self._confirmation is None:
+            return {"result": "refused", "errors": ["no reload waits to be confirmed"]}
+        self._confirmation = None
+        self._reporter.report("reload.confirmed", "the configuration stays", level="info")
+        return {"result": "confirmed", "generation": self._reloader.running.number, "errors": []}
+
+    def _go_back(self) -> None:
+        """Nobody confirmed in time."""
+        assert self._confirmation is not None
+        before = self._confirmation[1]
+        outcome = self._reloader.restore(before)
+        retry_at = None if outcome.accepted else time.monotonic() + CONFIRM_RETRY_SECS
+        self._confirmation = None if retry_at is None else (retry_at, before)
+        self._reporter.report(
+            "reload.not_confirmed",
+            "nobody confirmed the reload in time: the configuration before it is in force again"
+            if outcome.accepted
+            else "nobody confirmed the reload in time, but going back failed: it is tried again",
+            level="warning" if outcome.accepted else "error",
+            generation=outcome.generation,
+            errors="; ".join(outcome.errors),
+        )
+        self._tell_news()
+
+    def _report_reload(self, outcome: Outcome) -> None:
+        if outcome.accepted:
+            changes = "; ".join(f"{key}: {', '.join(values)}" for key, values in outcome.changes.as_dict().items())
+            self._reporter.report(
+                "reload.accepted",
+                "the configuration was reloaded",
+                level="info",
+                generation=outcome.generation,
+                changes=changes or "none",
+            )
+            self._tell_news()
+        else:
+            self._reporter.report(
+                "reload.refused",
+                "the reload was refused: the configuration before it stays in force",
+                generation=outcome.generation,
+                errors="; ".join(outcome.errors),
+            )
+        self._reporter.flush()
+
+    def _tell_news(self) -> None:
+        self._commands.tell(self._facts(), self._permit_shares())
 
     def _timeout_secs(self) -> float:
         now = time.monotonic()
@@ -275,7 +428,7 @@ class Supervisor:
             if child.restart_at is None or child.restart_at > now:
                 continue
             try:
-                child.start(now)
+                self._start_child(child)
             except OSError as error:
                 pause_secs = child.postpone(now)
                 self._report_death(child, f"{child.name} cannot be started", str(error.strerror), pause_secs)
@@ -312,7 +465,8 @@ class Supervisor:
         self._reporter.flush()
         self._end([self._control], HELPER_STOP_SECS)
         self._bound.close()
-        for sock in (self._read_end, self._channel):
+        self._commands.close()
+        for sock in (self._read_end, self._channel, *(sock for pair in self._orders.values() for sock in pair)):
             sock.close()
 
     def _end(self, children: Sequence[Child], timeout_secs: float) -> None:
@@ -340,6 +494,11 @@ class Supervisor:
                         "killed", f"{child.name} had not ended yet", level="warning", process=child.name
                     )
                     child.send(signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    """Whether our child still runs; it is not reaped here."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 def _kind(name: str) -> str:

@@ -27,6 +27,8 @@ LINGER_SECS = 5.0
 """After an early answer the client may still be sending. Its bytes are read and dropped for so long, since closing on
 unread bytes would reset the connection and take the answer with it (RFC 9112 section 9.6)."""
 
+LINGER_READS_A_WAKEUP = 64
+
 PIPELINE_BYTES = 65_536
 """What a client may send ahead of the answer to its request before it is held back."""
 
@@ -317,8 +319,13 @@ class ClientSession:
         stream.expect(monotonic() + LINGER_SECS)
 
     def _on_linger(self) -> None:
-        if self._stream.read_raw() < 0:
-            self._stream.close()
+        # More than one read, because a reset behind the data is not told again (see Stream.keep_watching).
+        for _ in range(LINGER_READS_A_WAKEUP):
+            size = self._stream.read_raw()
+            if size < 0:
+                self._stream.close()
+            if size <= 0:
+                return
 
     def drain(self) -> None:
         """Close at once when nothing is under way; otherwise after the answer that is."""

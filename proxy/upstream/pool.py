@@ -116,7 +116,6 @@ class UpstreamGroup:
             self._next = (best_at + 1) % count
         return best
 
-
     def retire(self) -> None:
         """No new exchange comes here: close what idles, and what is given back later."""
         for backend in self.backends:

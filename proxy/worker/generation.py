@@ -61,9 +61,7 @@ class Generation:
             key = _group_key(route)
             group = self.groups_by_key.get(key) or known.get(key)
             if group is None:
-                group = UpstreamGroup(
-                    route, upstream_contexts.get(route.upstream_tls), route.upstream_tls.server_name
-                )
+                group = UpstreamGroup(route, upstream_contexts.get(route.upstream_tls), route.upstream_tls.server_name)
             groups[route.id] = self.groups_by_key[key] = group
         self.groups = list(self.groups_by_key.values())
         self.relay = RelayContext(

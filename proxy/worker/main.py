@@ -100,7 +100,7 @@ class Worker:
         """Serve until drained."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._terminate)
-        self._loop.add_signal_handler(signal.SIGUSR1, lambda: self._generation.access_log.reopen())
+        self._loop.add_signal_handler(signal.SIGUSR1, self._reopen_logs)
         self._cells[PID] = os.getpid()
         self._cells[PERMITS] = self._context.permits
         self._beat()
@@ -118,6 +118,9 @@ class Worker:
         self._generation.access_log.close(LOG_FLUSH_SECS)
         self._reporter.detach()  # last, so that what the access log could not write is still told
         self._cells[READY] = 0
+
+    def _reopen_logs(self) -> None:
+        self._generation.access_log.reopen()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         # By default Python writes a traceback to standard error each time, and a client can provoke one at will: a
@@ -178,9 +181,10 @@ class Worker:
     def _accept_redirect(
         self, _listener: BoundListener, port: bytes, sock: socket.socket, peer: object, permit: Permit
     ) -> None:
+        write_timeout_secs = self._generation.settings.write_timeout_secs
         session = RedirectSession(
             self._relay,
-            lambda session: Stream(self._loop, sock, self._deadlines, session, self._generation.settings.write_timeout_secs),
+            lambda session: Stream(self._loop, sock, self._deadlines, session, write_timeout_secs),
             peer=_host_of(peer),
             port=port,
             https_port=self._https_port,
@@ -230,13 +234,14 @@ class Worker:
             front.accepting.finish()
             front.listener.sock.close()
         for label, listener in wanted.items():
-            front = self._fronts.get(label)
-            if front is None or front.listener is not listener:
-                if front is not None:
-                    front.accepting.stop()
-                front = self._fronts[label] = self._front(listener)
-                if not self._terminations:
-                    front.accepting.start()
+            before = self._fronts.get(label)
+            if before is not None and before.listener is listener:
+                continue
+            if before is not None:
+                before.accepting.stop()
+            front = self._fronts[label] = self._front(listener)
+            if not self._terminations:
+                front.accepting.start()
         old.retire(prepared.generation)
 
     # -- the end -----------------------------------------------------------------------------------------------------

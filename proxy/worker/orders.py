@@ -1,8 +1,8 @@
 """What the master tells a worker and is answered, over a SOCK_SEQPACKET socket: the two phases of a reload.
 
-    prepare (with a file and the new listening sockets)  ->  prepared | failed
-    commit                                               ->  committed
-    abort                                                    (no answer)
+prepare (with a file and the new listening sockets)  ->  prepared | failed
+commit                                               ->  committed
+abort                                                    (no answer)
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def send(channel: socket.socket, message: Message, descriptors: tuple[int, ...] 
 
 
 def receive(channel: socket.socket) -> tuple[Message, list[int]] | None:
-    """The next message and its descriptors, which are the caller's; None at the end. Raises OSError, BlockingIOError."""
+    """The next message and its descriptors, which are the caller's; None at the end. Raises OSError."""
     line, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
     if not line:
         return None
@@ -90,6 +90,6 @@ def unpack(descriptor: int) -> NextGeneration:
     """Read what ``pack`` wrote: it comes from the master, the worker's own parent. Closes the descriptor."""
     with open(descriptor, "rb") as file:
         file.seek(0)
-        generation = pickle.load(file)
+        generation = pickle.load(file)  # noqa: S301 - written by our own parent, into memory that nobody else has
     assert isinstance(generation, NextGeneration)
     return generation

@@ -85,9 +85,7 @@ class Takeover:
             new = [listener.label for listener in order.listeners if listener.is_new]
             for sock in sockets:
                 sock.setblocking(False)
-            generation = Generation(
-                self._workshop, order.settings, _upstream_contexts(order), self._current()
-            )
+            generation = Generation(self._workshop, order.settings, _upstream_contexts(order), self._current())
             tls = {one.label: ListenerTls(one.certificates) for one in order.listeners if one.certificates is not None}
             await generation.prepare()
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is that this generation cannot be

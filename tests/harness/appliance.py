@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,18 @@ START_TIMEOUT_SECS = 30.0
 STOP_TIMEOUT_SECS = 20.0
 START_ATTEMPTS = 3
 EVIDENCE_LINES = 40
+
+# Runs the rest of its arguments with the descriptors of the first one at 3, 4, ... and LISTEN_* set for it.
+_HAND_OVER = """
+import fcntl, os, sys
+numbers = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 100) for number in sys.argv[1].split(",")]
+for index, number in enumerate(numbers):
+    os.dup2(number, 3 + index)
+    os.close(number)
+names = ":".join(f"s{index}" for index in range(len(numbers)))
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(numbers)), "LISTEN_FDNAMES": names}
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 Config = dict[str, Any]
 Nofile = int | tuple[int, int]
@@ -53,7 +65,8 @@ class Appliance:
 
     ``config`` is TOML or a dictionary. What it does not say gets values for a test: one listener on a free loopback
     port, a redirect and a health listener on others, state, logs and the admin socket below ``folder``, and
-    (with ``upstream``) one site for any host. An address that ends in ``:0`` gets a free port.
+    (with ``upstream``) one site for any host. An address that ends in ``:0`` gets a free port. ``inherit`` are
+    listening sockets that are handed over as a service manager would (LISTEN_FDS), named s0, s1 and so on.
     """
 
     def __init__(
@@ -63,8 +76,10 @@ class Appliance:
         *,
         upstream: str | None = None,
         nofile: Nofile | None = None,
+        inherit: Sequence[socket.socket] = (),
     ) -> None:
         self.folder = folder
+        self._inherit = inherit
         self.path = folder / "proxy.toml"
         self.config: Config = {}
         self.nofile = nofile
@@ -97,7 +112,10 @@ class Appliance:
     def _spawn(self) -> None:
         with self._stdout.open("ab") as out, self._stderr.open("ab") as err:
             command = _command(("run", "--config", str(self.path)), self.nofile)
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+            numbers = [sock.fileno() for sock in self._inherit]
+            if numbers:
+                command = [sys.executable, "-c", _HAND_OVER, ",".join(map(str, numbers)), *command]
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=numbers)
 
     def _becomes_ready(self) -> bool:
         """True when ready, False when the process ended before."""

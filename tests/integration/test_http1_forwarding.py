@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ TRUSTED = "127.0.0.2"
 
 @pytest.fixture(scope="module")
 def theatre() -> Iterator[Stage]:
-    def configure(urls: object) -> dict[str, object]:
-        (url,) = urls  # type: ignore[misc]
+    def configure(urls: Sequence[str]) -> dict[str, Any]:
+        (url,) = urls
         return {
             "trusted_proxies": ["127.0.0.2", "192.0.2.0/24", "2001:db8::/32"],
             "sites": [
@@ -256,6 +257,18 @@ def test_response_headers_are_set_and_removed(stage: Stage) -> None:
     assert response.get_all("Cache-Control") == ["no-store"]
     assert response.get_all("Server") == []
     assert response.get_all("ETag") == ["x"]
+
+
+def test_the_same_response_is_edited_as_each_site_says(stage: Stage) -> None:
+    """Heads that were seen before are not worked out again; what is kept belongs to a site."""
+    dated = b"HTTP/1.1 200 OK\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nServer: s\r\nContent-Length: 2\r\n\r\nok"
+    stage.play(answering(dated))
+    client = stage.client()
+    for _ in range(2):
+        edited = client.request(b"GET / HTTP/1.1\r\nHost: edits.example.org\r\n\r\n")
+        plain = client.request(b"GET / HTTP/1.1\r\nHost: www.example.org\r\n\r\n")
+        assert (edited.get("Server"), edited.get("X-Frame-Options")) == (None, "DENY")
+        assert (plain.get("Server"), plain.get("X-Frame-Options")) == ("s", None)
 
 
 def test_edits_of_one_site_do_not_reach_another(forwarded: Forwarded) -> None:

@@ -68,6 +68,16 @@ def test_connection_close_is_honoured_and_announced(stage: Stage) -> None:
     assert client.at_end()
 
 
+def test_what_comes_after_connection_close_is_not_answered(stage: Stage) -> None:
+    client = stage.client()
+    client.send(
+        b"GET /last HTTP/1.1\r\n" + HOST + b"Connection: close\r\n\r\n" + b"GET /over HTTP/1.1\r\n" + HOST + b"\r\n"
+    )
+    assert client.read_response().get("Connection") == "close"
+    assert client.at_end()
+    assert b"/over" not in stage.reached()
+
+
 def test_an_upstream_that_closes_does_not_close_the_client(stage: Stage) -> None:
     stage.play(once(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"))
     client = stage.client()
@@ -254,6 +264,13 @@ def test_responses_without_a_body(stage: Stage, head: bytes, length: str | None)
     assert response.get("Transfer-Encoding") is None
     assert client.request(GET).body == b"ok"
     assert len(stage.upstream.wires) == 1
+
+
+def test_head_of_a_chunked_resource_has_no_body(stage: Stage) -> None:
+    stage.play(answering(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", OK))
+    client = stage.client()
+    assert client.request(b"HEAD / HTTP/1.1\r\n" + HOST + b"\r\n").body == b""
+    assert client.request(GET).body == b"ok"
 
 
 # -- bodies

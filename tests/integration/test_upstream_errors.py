@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import FreePorts, RawUpstream, Script, Wire, wait_until
+from tests.harness import FreePorts, RawUpstream, Script, Wire, answering, wait_until
 from tests.harness.stage import Stage, open_stage
 from tests.unit.tls.pki import Authority
 
@@ -193,7 +193,7 @@ def test_an_upstream_that_is_slow_but_steady_is_waited_for(stage: Stage) -> None
 
 def test_the_time_of_an_upload_does_not_count_as_silence_of_the_upstream(stage: Stage) -> None:
     pause = threading.Event()
-    stage.play(lambda wire: (wire.read_body(wire.read_head()), wire.send(OK))[1])
+    stage.play(answering(OK))
     client = stage.client()
     client.send(b"POST / HTTP/1.1\r\nHost: slow.example.org\r\nContent-Length: 10\r\n\r\n")
     for _ in range(10):

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from proxy.session.client import LINGER_SECS
 from tests.harness import Wire, wait_until
 from tests.harness.stage import Stage, open_stage
 
@@ -115,6 +116,10 @@ def test_an_early_answer_before_a_reset_is_delivered(stage: Stage) -> None:
     assert (response.status, response.body) == (413, bytes(SIZE))
 
 
+def listen(wire: Wire) -> None:
+    wire.read_to_end()
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -125,7 +130,7 @@ def test_an_early_answer_before_a_reset_is_delivered(stage: Stage) -> None:
     ids=["head", "body", "chunk"],
 )
 def test_a_client_that_resets_behind_its_data_is_let_go_at_once(stage: Stage, data: bytes) -> None:
-    stage.play(lambda wire: wire.read_to_end() and None)
+    stage.play(listen)
     client = stage.client()
     wait_until(lambda: stage.counter("connections_open") == 1, "the connection to be open")
     with worker_stopped(stage):
@@ -167,3 +172,20 @@ def test_a_tunnel_ends_at_once_when_a_side_resets_behind_its_data(stage: Stage, 
     wait_until(lambda: stage.counter("tunnels_open") == 0, "the tunnel to end", AT_ONCE_SECS)
     if side == "client":
         wait_until(lambda: heard == [b"last words"], "the upstream to hear the client", AT_ONCE_SECS)
+
+
+def test_a_client_that_resets_while_its_upload_is_dropped_is_let_go_at_once(stage: Stage) -> None:
+    """The early answer's lingering close, which a reset ends before its time."""
+
+    def play(wire: Wire) -> None:
+        wire.read_head()
+        wire.send(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+        wire.read_to_end()
+
+    stage.play(play)
+    client = stage.client()
+    assert client.request(b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 100000000\r\n\r\n").status == 401
+    with worker_stopped(stage):
+        client.send(bytes(SIZE))
+        client.reset()
+    wait_until(lambda: stage.counter("connections_open") == 0, "the connection to be let go", LINGER_SECS - 1)

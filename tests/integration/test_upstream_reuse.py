@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -210,8 +211,8 @@ def test_a_connection_of_a_client_that_left_is_not_used_again(stage: Stage) -> N
 
 
 def test_an_idle_connection_is_closed_after_its_time() -> None:
-    def configure(urls: object) -> dict[str, object]:
-        (url,) = urls  # type: ignore[misc]
+    def configure(urls: Sequence[str]) -> dict[str, Any]:
+        (url,) = urls
         return {"upstream_idle_timeout_secs": 0.3, "sites": [{"hosts": ["*"], "upstreams": [url]}]}
 
     with open_stage(configure) as stage:
@@ -310,6 +311,19 @@ def test_a_get_on_a_fresh_connection_is_not_sent_again(stage: Stage) -> None:
     assert stage.ask(GET).status == 502
     assert stage.counter("upstream_retries") == before
     assert len(stage.upstream.wires) == 1
+
+
+def test_a_request_that_is_sent_again_waits_for_its_own_dead_connection_to_be_counted_out() -> None:
+    def configure(urls: Sequence[str]) -> dict[str, Any]:
+        return {"max_upstream_connections": 1, "sites": [{"hosts": ["*"], "upstreams": [urls[0]]}]}
+
+    with open_stage(configure) as stage:
+        dying(stage, nothing)
+        client = stage.client()
+        for _ in range(3):
+            assert client.request(GET).body == b"ok"
+        assert stage.counter("upstream_retries") == 1
+        stage.strike()
 
 
 def test_many_pooled_connections_dead_at_once_do_not_fail_a_request(stage: Stage) -> None:

@@ -65,10 +65,10 @@ def test_addresses_of_a_name_are_taken_in_turn() -> None:
     one = backend("http://git.example.org:3000")
     one.set_addresses(["192.0.2.1", "192.0.2.2"])
 
-    def take() -> object:
+    def take() -> str:
         endpoint = one.next_endpoint()
         assert endpoint is not None
-        return endpoint.address[0]
+        return str(endpoint.address[0])
 
     taken = [take() for _ in range(4)]
     assert sorted(taken[:2]) == ["192.0.2.1", "192.0.2.2"]
