@@ -8,7 +8,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
 from proxy import __version__
 from proxy.budget import Limits, parse_limits, process_limits
@@ -20,7 +21,7 @@ from proxy.master import quickstart
 from proxy.master.activation import take_inherited
 from proxy.master.check import check
 from proxy.master.live import LiveLine
-from proxy.master.status_client import fetch_status, show_status
+from proxy.master.status_client import ask, fetch_status, show_reload, show_status
 from proxy.master.supervisor import Helper, Supervisor
 from proxy.worker.main import run_worker
 
@@ -116,18 +117,39 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
 
     status = commands.add_parser("status", help="what a running instance says about itself", allow_abbrev=False)
-    where = status.add_mutually_exclusive_group()
+    _add_instance(status)
+    status.set_defaults(command=_status)
+    reload = commands.add_parser(
+        "reload", help="switch a running instance to its configuration file, or change nothing", allow_abbrev=False
+    )
+    _add_instance(reload)
+    reload.add_argument("--dry-run", action="store_true", help="say what would change, or why it would be refused")
+    reload.add_argument(
+        "--confirm",
+        type=_secs,
+        metavar="SECS",
+        help="go back by itself unless `confirm` comes within this time (60, or 60s)",
+    )
+    reload.set_defaults(command=_reload)
+
+    confirm = commands.add_parser("confirm", help="keep what `reload --confirm` switched to", allow_abbrev=False)
+    _add_instance(confirm)
+    confirm.set_defaults(command=_confirm)
+    return parser
+
+
+def _add_instance(command: argparse.ArgumentParser) -> None:
+    where = command.add_mutually_exclusive_group()
     where.add_argument("--config", metavar="FILE", help="of the instance to ask")
     where.add_argument("--socket", metavar="PATH", help="admin socket of the instance to ask")
-    status.add_argument("--json", action="store_true", help="for programs")
-    status.set_defaults(command=_status)
-    return parser
+    command.add_argument("--json", action="store_true", help="for programs")
 
 
 def _run(options: argparse.Namespace) -> int:
     if options.validate:
         return _check(options)
-    return _supervise(load_settings(options.config))
+    path = os.path.abspath(options.config)
+    return _supervise(load_settings(options.config), lambda: load_settings(path))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -185,13 +207,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    if options.socket is not None:
-        paths = [options.socket]
-    elif options.config is not None:
-        paths = [load_settings(options.config).admin.socket]
-    else:
-        paths = quickstart.admin_sockets(os.environ)
-    document = fetch_status(paths)
+    document = fetch_status(_instance_sockets(options))
     if options.json:
         print(json.dumps(document, indent=2))
     else:
@@ -199,8 +215,40 @@ def _status(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _supervise(settings: Settings) -> int:
-    return Supervisor(settings, run_worker, inherited=take_inherited(os.environ)).run()
+def _reload(options: argparse.Namespace) -> int:
+    query = {"dry_run": "1" if options.dry_run else "0"}
+    if options.confirm is not None:
+        query["confirm_secs"] = str(options.confirm)
+    document = ask(_instance_sockets(options), "/reload", query)
+    return _show_reload(document, options, show_reload)
+
+
+def _confirm(options: argparse.Namespace) -> int:
+    return _show_reload(ask(_instance_sockets(options), "/confirm", {}), options, show_reload)
+
+
+def _show_reload(
+    document: dict[str, Any], options: argparse.Namespace, show: Callable[[dict[str, Any], TextIO], None]
+) -> int:
+    if options.json:
+        print(json.dumps(document, indent=2))
+    else:
+        show(document, sys.stdout)
+    for error in document.get("errors", ()):
+        _complain(str(error))
+    return EXIT_USAGE if document["result"] == "refused" else EXIT_OK
+
+
+def _instance_sockets(options: argparse.Namespace) -> list[str]:
+    if options.socket is not None:
+        return [options.socket]
+    if options.config is not None:
+        return [load_settings(options.config).admin.socket]
+    return list(quickstart.admin_sockets(os.environ))
+
+
+def _supervise(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
+    return Supervisor(settings, run_worker, load=load, inherited=take_inherited(os.environ)).run()
 
 
 def _secure_standard_descriptors() -> None:
@@ -215,6 +263,16 @@ def _secure_standard_descriptors() -> None:
 
 def _complain(message: str) -> None:
     print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)
+
+
+def _secs(text: str) -> float:
+    try:
+        secs = float(text.removesuffix("s"))
+    except ValueError:
+        secs = 0.0
+    if not 1 <= secs <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r}: a time from 1 to 86400 seconds is wanted, such as 60 or 60s")
+    return secs
 
 
 def _limits(text: str) -> Limits:

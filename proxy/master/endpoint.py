@@ -22,6 +22,8 @@ from proxy.net.admission import Permit, Permits
 from proxy.observe.events import Reporter
 
 CONNECTION_SECS = 10.0
+LAST_ANSWER_SHARE = 0.5
+"""An answer later than this share of its connection's time says ``Connection: close``."""
 MAX_HEAD_BYTES = 8192
 _RECEIVE_BYTES = 8192
 
@@ -68,11 +70,11 @@ class Endpoint:
         max_connections: int,
         handler: Handler,
         reporter: Reporter,
-        connection_secs: float = CONNECTION_SECS,
+        connection_secs: float | None = None,
     ) -> None:
         self._loop = loop
         self._handler = handler
-        self._connection_secs = connection_secs
+        self._connection_secs = CONNECTION_SECS if connection_secs is None else connection_secs
         self._reporter = reporter
         self._tasks: set[asyncio.Task[None]] = set()
         self._accept = AcceptLoop(
@@ -122,7 +124,7 @@ class Endpoint:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         while True:
             # A request must not meet a connection that is about to end.
-            close = time.monotonic() - started_at > self._connection_secs / 2
+            close = time.monotonic() - started_at > self._connection_secs * LAST_ANSWER_SHARE
             head = False
             try:
                 request = await self._next(sock, connection)

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Sequence
 from typing import Any, TextIO
+from urllib.parse import urlencode
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +15,7 @@ from rich.table import Table
 from proxy.errors import ConfigError, StartError
 
 TIMEOUT_SECS = 5.0
+ACTION_TIMEOUT_SECS = 60.0
 _WIDTH_WITHOUT_TERMINAL = 160
 
 
@@ -40,6 +42,42 @@ def fetch_status(paths: Sequence[str]) -> dict[str, Any]:
             raise StartError(f"what answers on {path} is not a reverse-proxy")
         return document
     raise StartError("no instance answers; looked at " + ", ".join(failures))
+
+
+def ask(paths: Sequence[str], path: str, query: dict[str, str]) -> dict[str, Any]:
+    """Have the one instance that answers on one of ``paths`` do something; its answer.
+
+    Raises StartError when nobody answers, ConfigError when several would.
+    """
+    alive = [name for name in paths if _answers(name)]
+    if len(alive) > 1:
+        raise ConfigError("several instances answer: choose one with --socket " + " or --socket ".join(alive))
+    if not alive:
+        raise StartError("no instance answers; looked at " + ", ".join(paths))
+    try:
+        status_code, body = _request(alive[0], "POST", f"{path}?{urlencode(query)}", ACTION_TIMEOUT_SECS)
+        document = json.loads(body)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise StartError(f"the instance on {alive[0]} gave no answer ({error})") from error
+    if not isinstance(document, dict) or status_code == http.client.SERVICE_UNAVAILABLE:
+        raise StartError(f"the instance on {alive[0]} could not do it: {body.decode('utf-8', 'replace').strip()}")
+    return document
+
+
+def show_reload(document: dict[str, Any], stream: TextIO) -> None:
+    """For people: what became of a reload, one line a change."""
+    lines = [f"{document['result']}: generation {document.get('generation', '-')}"]
+    for kind, names in document.get("changes", {}).items():
+        lines += [f"  {kind.replace('_', ' ')}: {name}" for name in names]
+    descriptors = document.get("descriptors", {})
+    if descriptors:
+        lines.append(f"  descriptors needed: {descriptors['before']} before, {descriptors['after']} after")
+    if "connections_closed" in document:
+        lines.append(f"  connections closed: {document['connections_closed']}")
+    lines += [f"  warning: {warning}" for warning in document.get("warnings", ())]
+    if document.get("confirm_secs"):
+        lines.append(f"  goes back in {document['confirm_secs']:g} s unless `reverse-proxy confirm` comes")
+    print("\n".join(lines), file=stream)
 
 
 def show_status(document: dict[str, Any], stream: TextIO) -> None:
@@ -103,14 +141,26 @@ def _duration(secs: float) -> str:
 
 
 def _get(path: str) -> bytes:
+    status_code, body = _request(path, "GET", "/status", TIMEOUT_SECS)
+    if status_code != http.client.OK:
+        raise http.client.HTTPException(f"status {status_code}")
+    return body
+
+
+def _answers(path: str) -> bool:
+    try:
+        _get(path)
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
+
+
+def _request(path: str, method: str, target: str, timeout_secs: float) -> tuple[int, bytes]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(TIMEOUT_SECS)
+        sock.settimeout(timeout_secs)
         sock.connect(path)
-        connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_SECS)
+        connection = http.client.HTTPConnection("localhost", timeout=timeout_secs)
         connection.sock = sock
-        connection.request("GET", "/status", headers={"Connection": "close"})
+        connection.request(method, target, headers={"Connection": "close"})
         response = connection.getresponse()
-        body = response.read()
-        if response.status != http.client.OK:
-            raise http.client.HTTPException(f"status {response.status}")
-        return body
+        return response.status, response.read()

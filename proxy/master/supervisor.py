@@ -109,6 +109,7 @@ class Supervisor:
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
         self._helper_sockets = [helper.sock for helper in helpers]
+        self._pid = os.getpid()
         self._started_at = time.monotonic()
         self._flushed_at = 0.0
         self._notifier = Notifier(os.environ)
@@ -273,7 +274,8 @@ class Supervisor:
 
     def _facts(self) -> dict[str, object]:
         facts = status_facts(self._plan, self._tls, self._bound)
-        return {**facts, "generation": self._reloader.running.number}
+        # Also where a child asks: the process that operators signal is the master.
+        return {**facts, "pid": self._pid, "generation": self._reloader.running.number}
 
     def _crash_reporter(self, name: str) -> Callable[[BaseException], None]:
         def report(error: BaseException) -> None:

@@ -125,7 +125,7 @@ def test_a_silent_client_is_closed_and_its_permit_serves_the_next(monkeypatch: p
 
 
 def test_a_late_answer_says_that_it_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LAST_ANSWER_SECS", -1.0)
+    monkeypatch.setattr(module, "LAST_ANSWER_SHARE", -1.0)
 
     async def scene(port: int) -> None:
         answer = await exchange(port, b"GET /good HTTP/1.1\r\nHost: localhost\r\n\r\n")
