@@ -23,14 +23,18 @@ from proxy.config.schema import Settings
 from proxy.errors import EXIT_OK, StartError
 from proxy.master.activation import NOTHING, Inherited
 from proxy.master.announce import report_ready, report_start, status_facts
-from proxy.master.children import Child, describe_end
+from proxy.master.children import Child, Upbringing, describe_end
 from proxy.master.control import SOURCE as CONTROL
 from proxy.master.control import ControlContext, run_control
 from proxy.master.live import LiveLine
+from proxy.master.logfiles import make_logs, require_logs
 from proxy.master.notify import Notifier
-from proxy.master.plan import load_tls, make_plan, require_budget, require_logs
+from proxy.master.plan import load_tls, make_plan, require_budget
 from proxy.master.port_owner import command_of
+from proxy.master.privileges import forbid_cores, plan_privileges
 from proxy.master.sockets import BoundSockets
+from proxy.master.traces import RemoteTraceback, Traces
+from proxy.master.watch import HangWatch
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
 from proxy.observe.events import ChannelReporter, open_channel
@@ -89,7 +93,9 @@ class Supervisor:
         self._on_ready = on_ready
         self._plan = make_plan(settings, process_limits())
         require_budget(self._plan.budget)
-        require_logs(settings)
+        privileges = plan_privileges(settings)
+        require_logs(settings, privileges)
+        forbid_cores(settings)
         if self._plan.budget.raise_to is not None:
             _raise_soft_limit(self._plan.budget.raise_to)
         self._tls = load_tls(self._plan, store=True)
@@ -98,6 +104,8 @@ class Supervisor:
         self._control_book = CounterBook(1)
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
+        self._upbringing = Upbringing(privileges, Traces())
+        self._watch = HangWatch(settings.worker_heartbeat_timeout_secs, READY_TIMEOUT_SECS, self._reporter)
         self._private = [*self._bound.all, self._read_end, *(helper.sock for helper in helpers)]
         self._started_at = time.monotonic()
         self._flushed_at = 0.0
@@ -132,6 +140,7 @@ class Supervisor:
 
     def _start(self) -> bool:
         """Start every child and wait until the workers are ready. False when a signal asked for the end meanwhile."""
+        make_logs(self._settings, self._upbringing.privileges)
         report_start(self._reporter, self._plan, self._tls)
         for child in self._all:
             try:
@@ -173,7 +182,13 @@ class Supervisor:
         )
         own = [one.sock for one in (*context.https, *context.redirect)]
         name = f"worker {slot}"
-        return Child(name, self._entry(lambda: self._run_worker(context), own), self._crash_reporter(name), slot)
+        return Child(
+            name,
+            self._entry(lambda: self._run_worker(context), own),
+            self._crash_reporter(name),
+            self._upbringing,
+            slot,
+        )
 
     def _control_child(self) -> Child:
         context = ControlContext(
@@ -196,10 +211,12 @@ class Supervisor:
             # It writes the event log, so its own end cannot be told there.
             print(f"reverse-proxy: {CONTROL} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
-        return Child(CONTROL, self._entry(lambda: run_control(context), own), on_crash)
+        return Child(CONTROL, self._entry(lambda: run_control(context), own), on_crash, self._upbringing)
 
     def _helper_child(self, helper: Helper) -> Child:
-        return Child(helper.name, self._entry(helper.entry, [helper.sock]), self._crash_reporter(helper.name))
+        return Child(
+            helper.name, self._entry(helper.entry, [helper.sock]), self._crash_reporter(helper.name), self._upbringing
+        )
 
     def _entry(self, entry: Callable[[], int], own: Sequence[socket.socket]) -> Callable[[], int]:
         """``entry`` in a child that holds no socket of another process: else a port would outlive its owner."""
@@ -229,12 +246,20 @@ class Supervisor:
                 self._report_stopping(number)
                 return
             if number == signal.SIGUSR1:
+                make_logs(self._settings, self._upbringing.privileges)
                 for child in (self._control, *self._workers):
                     child.send(signal.SIGUSR1)
             for child, end in self._reap():
                 pause_secs = child.ended(time.monotonic())
                 self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)
+            self._look_for_hangs()
             self._restart_due()
+
+    def _look_for_hangs(self) -> None:
+        now = time.monotonic()
+        self._watch.begin(now)
+        for slot, child in enumerate(self._workers):
+            self._watch.look(child, self._book.page(slot), now)
 
     def _timeout_secs(self) -> float:
         now = time.monotonic()
@@ -294,9 +319,11 @@ class Supervisor:
         self._reporter.flush()
 
     def _report_death(self, child: Child, message: str, end: str, pause_secs: float) -> None:
+        trace = child.traceback()
         self._reporter.report(
             f"{_kind(child.name)}.died",
             message,
+            exc=RemoteTraceback(trace) if trace else None,
             process=child.name,
             status=end,
             restart_in_secs=pause_secs,
@@ -319,6 +346,8 @@ class Supervisor:
         self._bound.close()
         for sock in (self._read_end, self._channel):
             sock.close()
+        if self._upbringing.traces is not None:
+            self._upbringing.traces.close()
 
     def _end(self, children: Sequence[Child], timeout_secs: float) -> None:
         """SIGTERM; once more at another signal, which ends a drain; SIGKILL after ``timeout_secs``."""
