@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import sys
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
@@ -25,6 +26,10 @@ from proxy.observe.counters import (
     DESCRIPTORS_LIMIT,
     DESCRIPTORS_OPEN,
     HEARTBEAT_MS,
+    LISTENERS_OPEN,
+    LOGS_OPEN,
+    LOOP_LAG_MAX_US,
+    LOOP_LAG_US,
     PERMITS,
     PID,
     READY,
@@ -32,6 +37,8 @@ from proxy.observe.counters import (
     REQUESTS_ACTIVE,
 )
 from proxy.observe.events import ChannelReporter
+from proxy.observe.refusals import RefusalRing
+from proxy.observe.tallies import Tallies
 from proxy.relay.context import RelayContext
 from proxy.route.table import RouteTable
 from proxy.session.client import ClientSession
@@ -49,6 +56,8 @@ OnListenerAccept = Callable[[BoundListener, bytes, socket.socket, object, Permit
 
 HEARTBEAT_SECS = 0.5
 LOG_FLUSH_SECS = 2.0
+LAGS_KEPT = 60
+"""Heartbeats over which the largest lag of the event loop is told: half a minute."""
 
 
 class Worker:
@@ -68,6 +77,9 @@ class Worker:
         self._sessions: set[ClientSession] = set()
         self._done = asyncio.Event()
         self._terminations = 0
+        self._tallies = Tallies(cells)
+        self._lags_us: deque[int] = deque(maxlen=LAGS_KEPT)
+        self._beat_due = monotonic()
 
         routes = RouteTable(settings)
         self._pool = UpstreamPool(
@@ -96,6 +108,8 @@ class Worker:
             access_log=self._access_log,
             reporter=self._reporter,
             cells=cells,
+            tallies=self._tallies,
+            refusals=RefusalRing(cells),
         )
         self._resolver = Resolver(
             loop,
@@ -126,7 +140,8 @@ class Worker:
         await self._done.wait()
         self._resolver.stop()
         for session in list(self._sessions):
-            session.stream.abort()
+            session.cut("drain")
+        self._tallies.publish()
         self._access_log.close(LOG_FLUSH_SECS)
         self._reporter.detach()  # last, so that what the access log could not write is still told
         self._cells[READY] = 0
@@ -234,7 +249,13 @@ class Worker:
 
     def _beat(self) -> None:
         cells = self._cells
-        cells[HEARTBEAT_MS] = int(monotonic() * 1000)
+        now = monotonic()
+        cells[HEARTBEAT_MS] = int(now * 1000)
+        self._lags_us.append(max(0, int((now - self._beat_due) * 1_000_000)))
+        cells[LOOP_LAG_US], cells[LOOP_LAG_MAX_US] = self._lags_us[-1], max(self._lags_us)
+        cells[LISTENERS_OPEN] = len(self._accept_loops)
+        cells[LOGS_OPEN] = self._access_log.descriptors
+        self._tallies.publish()
         cells[REQUESTS_ACTIVE] = self._relay.requests_active
         self._pool.publish()
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -242,6 +263,7 @@ class Worker:
         # Without a descriptor to look with, the last number stands. The folder's own descriptor is among them.
         with contextlib.suppress(OSError):
             cells[DESCRIPTORS_OPEN] = len(os.listdir("/proc/self/fd")) - 1
+        self._beat_due = monotonic() + HEARTBEAT_SECS
         self._loop.call_later(HEARTBEAT_SECS, self._beat)
 
 
