@@ -32,6 +32,7 @@ from proxy.master.notify import Notifier
 from proxy.master.plan import load_tls, make_plan, require_budget
 from proxy.master.port_owner import command_of
 from proxy.master.privileges import forbid_cores, plan_privileges
+from proxy.master.row_names import row_names
 from proxy.master.sockets import BoundSockets
 from proxy.master.traces import RemoteTraceback, Traces
 from proxy.master.watch import HangWatch
@@ -100,7 +101,7 @@ class Supervisor:
             _raise_soft_limit(self._plan.budget.raise_to)
         self._tls = load_tls(self._plan, store=True)
         self._bound = BoundSockets(self._plan, self._tls, inherited)
-        self._book = CounterBook(self._plan.workers)
+        self._book = CounterBook(self._plan.workers, *row_names(settings))
         self._control_book = CounterBook(1)
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
@@ -309,6 +310,14 @@ class Supervisor:
             except OSError as error:
                 pause_secs = child.postpone(now)
                 self._report_death(child, f"{child.name} cannot be started", str(error.strerror), pause_secs)
+            else:
+                self._count_restart(child)
+
+    def _count_restart(self, child: Child) -> None:
+        if child.slot is not None:
+            self._book.page(child.slot)[counters.RESTARTS] += 1
+        elif child is self._control:
+            self._control_book.page(0)[counters.RESTARTS] += 1
 
     def _report_stopping(self, number: int) -> None:
         self._stopping = True
