@@ -42,6 +42,8 @@ class _Use:
 def conflicts(settings: Settings) -> Iterator[Problem]:
     """Yield what is wrong between the tables of ``settings``, whose values are each acceptable alone."""
     yield from _shares(settings)
+    if settings.group is not None and settings.user is None:
+        yield Problem(("group",), shown(settings.group), "`user` beside it", "the group is that user's")
     yield from _addresses(settings)
     yield from _hosts(settings)
     for index, site in enumerate(settings.sites):

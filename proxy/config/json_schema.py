@@ -138,4 +138,6 @@ def _cleaned(node: Any) -> Any:
     if len(kept) == 1 and len(choices) > 1:
         del cleaned["anyOf"]
         cleaned = {**kept[0], **cleaned}
+    elif len(kept) < len(choices):
+        cleaned["anyOf"] = kept
     return cleaned

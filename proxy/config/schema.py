@@ -34,6 +34,8 @@ from proxy.config.upstream_address import parse_upstream
 AUTO: Final = "auto"
 MAX_CONNECTIONS_LIMIT: Final = 1_000_000
 MAX_WORKERS: Final = 256
+_MAX_UID: Final = 2**32 - 2
+_MAX_USER_CHARS: Final = 256
 _MAX_INT64: Final = 2**63 - 1
 
 
@@ -53,6 +55,14 @@ def _workers(value: object) -> object:
     raise RefusedError(shown(value), f'an integer from 1 to {MAX_WORKERS}, or "auto"', hint)
 
 
+def _user_or_group(value: object) -> object:
+    if (isinstance(value, str) and 0 < len(value) <= _MAX_USER_CHARS) or (
+        type(value) is int and 0 <= value <= _MAX_UID
+    ):
+        return value
+    raise RefusedError(shown(value), f"a name, or an id from 0 to {_MAX_UID}")
+
+
 def _file(text: str, info: ValidationInfo) -> str:
     return resolve_file(text, (info.context or {}).get("base_dir"))
 
@@ -70,6 +80,10 @@ Network = Annotated[str, AfterValidator(normalize_network), Field(title="IP addr
 FieldName = Annotated[str, AfterValidator(check_field_name), Field(title="field name")]
 FieldValue = Annotated[str, AfterValidator(check_field_value), Field(title="field value")]
 RoutePath = Annotated[str, AfterValidator(normalize_route_path), Field(title="URL path")]
+UserOrGroup = Annotated[
+    Annotated[str, Field(title="name")] | Annotated[int, Field(ge=0, le=_MAX_UID)],
+    BeforeValidator(_user_or_group),
+]
 File = Annotated[str, AfterValidator(_file), Field(title="file")]
 
 
@@ -389,6 +403,13 @@ class Settings(Model):
     drain_timeout_secs: Seconds = Field(
         30, description="At a stop, exchanges in flight may take so long to finish; then they are cut off."
     )
+    worker_heartbeat_timeout_secs: Seconds = Field(
+        30,
+        description=(
+            "A worker that has given no sign of life for so long is ended and replaced; "
+            "the event log tells where it hung."
+        ),
+    )
     resolve_interval_secs: Seconds = Field(30, description="Upstreams' names are resolved again after it.")
     max_request_head_bytes: int = Field(
         32_768, ge=1024, le=1_048_576, description="Request line and header fields together; over it 431."
@@ -416,6 +437,22 @@ class Settings(Model):
             "before this proxy. Everyone else's are replaced."
         ),
         examples=[["192.0.2.0/24"]],
+    )
+    user: UserOrGroup | None = Field(
+        None,
+        description=(
+            "Name or id of the user that workers and the control process become after a start as root. "
+            "Otherwise ignored, with a warning."
+        ),
+        examples=["reverse-proxy"],
+    )
+    group: UserOrGroup | None = Field(
+        None,
+        description="Name or id of their group; its user's other groups stay. Needs `user`.",
+        examples=["reverse-proxy"],
+    )
+    core_dumps: bool = Field(
+        False, description="`true`: a process that crashes may leave a core file, with the private keys in it."
     )
     state_dir: Annotated[str, AfterValidator(check_absolute_path), Field(title="absolute path")] = Field(
         "/var/lib/reverse-proxy", description="Folder of what is kept over restarts, such as self-signed certificates."

@@ -8,6 +8,7 @@ from proxy import __version__
 from proxy.budget import to_dict, verdict_text
 from proxy.master.listeners import bound_address
 from proxy.master.plan import Plan, TlsMaterial
+from proxy.master.privileges import ignored
 from proxy.master.sockets import BoundSockets
 from proxy.observe.events import Reporter
 
@@ -24,6 +25,8 @@ def report_start(reporter: Reporter, plan: Plan, tls: TlsMaterial) -> None:
         )
     for warning in budget.warnings:
         reporter.report("limit.low", warning, level="warning")
+    if without_effect := ignored(plan.settings):
+        reporter.report("user.ignored", without_effect, level="warning")
     for skipped in plan.listen.skipped:
         reporter.report("listener.skipped", skipped, level="warning")
     for one, material in zip(plan.listen.https, tls.listeners, strict=True):

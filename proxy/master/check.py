@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from proxy.budget import Budget, Limits, to_dict, to_text
 from proxy.config.load import load_settings
 from proxy.errors import OperatorError
-from proxy.master.plan import load_tls, make_plan, require_logs, require_state_dir
+from proxy.master.logfiles import require_logs
+from proxy.master.plan import load_tls, make_plan, require_state_dir
+from proxy.master.privileges import ignored, plan_privileges
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,11 @@ def check(path: str, limits: Limits) -> Report:
             if one.self_signed
         )
 
-    judge(lambda: require_logs(settings))
+    def user() -> None:
+        require_logs(settings, plan_privileges(settings))
+        warnings.extend(filter(None, [ignored(settings)]))
+
+    judge(user)
     judge(lambda: require_state_dir(settings, plan.listen))
     judge(tls)
     return Report(path, tuple(errors), tuple(warnings), plan.budget)

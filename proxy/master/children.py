@@ -9,10 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import prctl
 import setproctitle
+
+from proxy.master.privileges import Privileges, drop
+from proxy.master.traces import Traces
 
 FIRST_BACKOFF_SECS = 0.5
 MAX_BACKOFF_SECS = 30.0
@@ -22,6 +24,14 @@ STABLE_AFTER_SECS = 60.0
 # Out of the terminal's foreground group, a child must not be stopped for writing to it (stty tostop). SIGUSR1 would end
 # a process that has not installed its handler yet.
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTTOU)
+
+
+@dataclass(frozen=True, slots=True)
+class Upbringing:
+    """What all children have in common. Without ``traces`` a fault's traceback goes to standard error."""
+
+    privileges: Privileges = field(default_factory=Privileges)
+    traces: Traces | None = None
 
 
 @dataclass(slots=True)
@@ -34,16 +44,22 @@ class Child:
     name: str
     entry: Callable[[], int]
     on_crash: Callable[[BaseException], None]
+    upbringing: Upbringing = field(default_factory=Upbringing)
     slot: int | None = None
     pid: int | None = None
     started_at: float = 0.0
     restart_at: float | None = None
     backoff_secs: float = FIRST_BACKOFF_SECS
     restarts: int = 0
+    trace_region: int | None = None
 
     def start(self, now: float) -> None:
         """Fork it. Raises OSError (EAGAIN: process limit; ENOMEM)."""
-        self.pid = fork(f"reverse-proxy: {self.name}", self.entry, self.on_crash)
+        traces = self.upbringing.traces
+        if traces is not None and self.trace_region is None:
+            self.trace_region = traces.take()
+        title = f"reverse-proxy: {self.name}"
+        self.pid = fork(title, self.entry, self.on_crash, self.upbringing, self.trace_region)
         self.started_at = now
         self.restart_at = None
 
@@ -62,6 +78,12 @@ class Child:
         self.restarts += 1
         return pause_secs
 
+    def traceback(self) -> str:
+        """Where it was when a fault (SIGSEGV, SIGABRT) ended it; "" without one. For a child that has been reaped."""
+        if self.upbringing.traces is None or self.trace_region is None:
+            return ""
+        return self.upbringing.traces.collect(self.trace_region)
+
     def send(self, number: signal.Signals) -> None:
         """Signal it where it lives. It is our own unreaped child, so the pid cannot be somebody else's."""
         if self.pid is not None:
@@ -69,7 +91,13 @@ class Child:
                 os.kill(self.pid, number)
 
 
-def fork(title: str, entry: Callable[[], int], on_crash: Callable[[BaseException], None]) -> int:
+def fork(
+    title: str,
+    entry: Callable[[], int],
+    on_crash: Callable[[BaseException], None],
+    upbringing: Upbringing | None = None,
+    trace_region: int | None = None,
+) -> int:
     """Run ``entry`` in a child process that ends with this one. Returns the child's pid."""
     master = os.getpid()
     for stream in (sys.stdout, sys.stderr):
@@ -81,7 +109,7 @@ def fork(title: str, entry: Callable[[], int], on_crash: Callable[[BaseException
         return pid
     status = 1
     try:
-        _become_child(title, master)
+        _become_child(title, master, upbringing or Upbringing(), trace_region)
         status = entry()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
@@ -105,8 +133,10 @@ def describe_end(wait_status: int) -> str:
         return f"signal {-code}"
 
 
-def _become_child(title: str, master: int) -> None:
-    prctl.set_pdeathsig(signal.SIGKILL)
+def _become_child(title: str, master: int, upbringing: Upbringing, trace_region: int | None) -> None:
+    traces = upbringing.traces
+    faulthandler.enable(2 if traces is None or trace_region is None else traces.open(trace_region))
+    drop(upbringing.privileges)
     if os.getppid() != master:
         os._exit(1)  # it ended before the death signal was set, so nobody would tell
     # A terminal sends SIGINT and SIGHUP to its whole foreground group: the master alone decides what they mean.
@@ -117,4 +147,3 @@ def _become_child(title: str, master: int) -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    faulthandler.enable(2)

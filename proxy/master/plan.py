@@ -15,7 +15,6 @@ from proxy.config.schema import AUTO, Settings, UpstreamTls
 from proxy.errors import ConfigError
 from proxy.master.listeners import ListenPlan, plan_listeners
 from proxy.master.processors import available_processors
-from proxy.observe.writer import check_path
 from proxy.tls.contexts import ListenerTls, load_certificates, make_base_contexts, upstream_context
 
 
@@ -71,13 +70,6 @@ def require_budget(budget: Budget) -> None:
     """Raise ConfigError with the arithmetic when the budget is refused."""
     if budget.verdict is Verdict.REFUSED:
         raise ConfigError("\n".join([*budget.refusals, to_text(budget)]))
-
-
-def require_logs(settings: Settings) -> None:
-    """Raise ConfigError or StartError when a log could not be opened. Creates nothing."""
-    if settings.access_log.path != "off":
-        check_path(settings.access_log.path, key="access_log.path")
-    check_path(settings.event_log.path, key="event_log.path")
 
 
 def require_state_dir(settings: Settings, listen: ListenPlan) -> None:

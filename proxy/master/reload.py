@@ -21,7 +21,9 @@ from proxy.config.diff import Changes, diff, keep_what_is_not_live
 from proxy.config.effective import effective_https_port
 from proxy.config.schema import Settings
 from proxy.errors import OperatorError, StartError
-from proxy.master.plan import Plan, TlsMaterial, load_tls, make_plan, require_budget, require_logs
+from proxy.master.logfiles import make_logs, require_logs
+from proxy.master.plan import Plan, TlsMaterial, load_tls, make_plan, require_budget
+from proxy.master.privileges import Privileges
 from proxy.master.sockets import BoundSockets, Extension
 from proxy.worker import orders
 from proxy.worker.orders import Message, NextGeneration, NextListener
@@ -89,10 +91,14 @@ class _RefusedError(Exception):
 class Reloader:
     """Runs the transaction. ``running`` is what is in force, replaced by a commit."""
 
-    def __init__(self, running: Running, bound: BoundSockets, lines: Callable[[], Sequence[WorkerLine]]) -> None:
+    def __init__(
+        self, running: Running, bound: BoundSockets, lines: Callable[[], Sequence[WorkerLine]], privileges: Privileges
+    ) -> None:
         self.running = running
         self._bound = bound
         self._lines = lines
+        self._privileges = privileges
+        self._before_switch = before_switch
         self._last_number = running.number
 
     def reload(self, load: Callable[[], Settings], *, dry_run: bool = False) -> Outcome:
@@ -103,7 +109,7 @@ class Reloader:
             settings = keep_what_is_not_live(old.settings, wanted)
             plan = make_plan(settings, process_limits())
             require_budget(plan.budget)
-            require_logs(settings)
+            require_logs(settings, self._privileges)
             tls = load_tls(plan, store=not dry_run)
             extension = self._bound.extend(plan.listen)
         except OperatorError as error:
@@ -120,6 +126,8 @@ class Reloader:
             self._bound.drop(extension)
             outcome.result = "would-be-accepted"
             return outcome
+        make_logs(settings, self._privileges)
+        self._before_switch(settings)
         self._last_number += 1
         running = Running(self._last_number, settings, plan, tls)
         try:

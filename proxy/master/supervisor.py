@@ -24,16 +24,21 @@ from proxy.config.schema import Settings
 from proxy.errors import EXIT_OK, StartError
 from proxy.master.activation import NOTHING, Inherited
 from proxy.master.announce import report_ready, report_start, status_facts
-from proxy.master.children import Child, describe_end
+from proxy.master.children import Child, Upbringing, describe_end
 from proxy.master.commands import MasterEnd
 from proxy.master.control import SOURCE as CONTROL
 from proxy.master.control import ControlContext, run_control
 from proxy.master.live import LiveLine
+from proxy.master.logfiles import make_logs, require_logs
 from proxy.master.notify import Notifier
-from proxy.master.plan import Plan, TlsMaterial, load_tls, make_plan, require_budget, require_logs
+from proxy.master.plan import Plan, TlsMaterial, load_tls, make_plan, require_budget
 from proxy.master.port_owner import command_of
+from proxy.master.privileges import forbid_cores, plan_privileges
 from proxy.master.reload import Outcome, Reloader, Running, WorkerLine
+from proxy.master.row_names import row_names
 from proxy.master.sockets import BoundSockets
+from proxy.master.traces import RemoteTraceback, Traces
+from proxy.master.watch import HangWatch
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
 from proxy.observe.events import ChannelReporter, open_channel
@@ -95,19 +100,25 @@ class Supervisor:
         self._load = load
         plan = make_plan(settings, process_limits())
         require_budget(plan.budget)
-        require_logs(settings)
+        privileges = plan_privileges(settings)
+        require_logs(settings, privileges)
+        forbid_cores(settings)
         if plan.budget.raise_to is not None:
             _raise_soft_limit(plan.budget.raise_to)
         tls = load_tls(plan, store=True)
         self._bound = BoundSockets(plan, inherited)
-        self._reloader = Reloader(Running(1, settings, plan, tls), self._bound, self._worker_lines)
+        self._reloader = Reloader(
+            Running(1, settings, plan, tls), self._bound, self._worker_lines, privileges, self._give_rows
+        )
         self._confirmation: tuple[float, Running] | None = None
         self._commands = MasterEnd()
         self._orders: dict[int, tuple[socket.socket, socket.socket]] = {}
-        self._book = CounterBook(plan.workers)
+        self._book = CounterBook(plan.workers, *row_names(settings))
         self._control_book = CounterBook(1)
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
+        self._upbringing = Upbringing(privileges, Traces())
+        self._watch = HangWatch(settings.worker_heartbeat_timeout_secs, READY_TIMEOUT_SECS, self._reporter)
         self._helper_sockets = [helper.sock for helper in helpers]
         self._pid = os.getpid()
         self._started_at = time.monotonic()
@@ -144,6 +155,7 @@ class Supervisor:
 
     def _start(self) -> bool:
         """Start every child and wait until the workers are ready. False when a signal asked for the end meanwhile."""
+        make_logs(self._settings, self._upbringing.privileges)
         report_start(self._reporter, self._plan, self._tls)
         for child in self._all:
             try:
@@ -199,7 +211,7 @@ class Supervisor:
             self._close_others([*(one.sock for one in (*context.https, *context.redirect)), context.orders])
             return self._run_worker(context)
 
-        return Child(name, run, self._crash_reporter(name), slot)
+        return Child(name, run, self._crash_reporter(name), self._upbringing, slot)
 
     def _worker_lines(self) -> list[WorkerLine]:
         """The workers that take part in a reload."""
@@ -237,7 +249,7 @@ class Supervisor:
             # It writes the event log, so its own end cannot be told there.
             print(f"reverse-proxy: {CONTROL} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
-        return Child(CONTROL, run, on_crash)
+        return Child(CONTROL, run, on_crash, self._upbringing)
 
     def _control_context(self) -> ControlContext:
         assert self._bound.admin is not None
@@ -260,7 +272,7 @@ class Supervisor:
             self._close_others([helper.sock])
             return helper.entry()
 
-        return Child(helper.name, run, self._crash_reporter(helper.name))
+        return Child(helper.name, run, self._crash_reporter(helper.name), self._upbringing)
 
     def _close_others(self, own: Sequence[socket.socket]) -> None:
         """In a child: hold no socket of another process, else a port would outlive its owner."""
@@ -300,11 +312,13 @@ class Supervisor:
             if self._confirmation is not None and time.monotonic() >= self._confirmation[0]:
                 self._go_back()
             if number == signal.SIGUSR1:
+                make_logs(self._settings, self._upbringing.privileges)
                 for child in (self._control, *self._workers):
                     child.send(signal.SIGUSR1)
             for child, end in self._reap():
                 pause_secs = child.ended(time.monotonic())
                 self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)
+            self._look_for_hangs()
             self._restart_due()
 
     # Reload.
@@ -383,8 +397,17 @@ class Supervisor:
             )
         self._reporter.flush()
 
+    def _give_rows(self, settings: Settings) -> None:
+        self._book.assign(*row_names(settings))
+
     def _tell_news(self) -> None:
         self._commands.tell(self._facts(), self._permit_shares())
+
+    def _look_for_hangs(self) -> None:
+        now = time.monotonic()
+        self._watch.begin(now)
+        for slot, child in enumerate(self._workers):
+            self._watch.look(child, self._book.page(slot), now)
 
     def _timeout_secs(self) -> float:
         now = time.monotonic()
@@ -434,6 +457,14 @@ class Supervisor:
             except OSError as error:
                 pause_secs = child.postpone(now)
                 self._report_death(child, f"{child.name} cannot be started", str(error.strerror), pause_secs)
+            else:
+                self._count_restart(child)
+
+    def _count_restart(self, child: Child) -> None:
+        if child.slot is not None:
+            self._book.page(child.slot)[counters.RESTARTS] += 1
+        elif child is self._control:
+            self._control_book.page(0)[counters.RESTARTS] += 1
 
     def _report_stopping(self, number: int) -> None:
         self._stopping = True
@@ -444,9 +475,11 @@ class Supervisor:
         self._reporter.flush()
 
     def _report_death(self, child: Child, message: str, end: str, pause_secs: float) -> None:
+        trace = child.traceback()
         self._reporter.report(
             f"{_kind(child.name)}.died",
             message,
+            exc=RemoteTraceback(trace) if trace else None,
             process=child.name,
             status=end,
             restart_in_secs=pause_secs,
@@ -470,6 +503,8 @@ class Supervisor:
         self._commands.close()
         for sock in (self._read_end, self._channel, *(sock for pair in self._orders.values() for sock in pair)):
             sock.close()
+        if self._upbringing.traces is not None:
+            self._upbringing.traces.close()
 
     def _end(self, children: Sequence[Child], timeout_secs: float) -> None:
         """SIGTERM; once more at another signal, which ends a drain; SIGKILL after ``timeout_secs``."""

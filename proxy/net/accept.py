@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 from proxy.net.admission import Permit, Permits
-from proxy.observe.counters import ACCEPT_ERRORS, ACCEPT_PAUSES, CONNECTIONS_ACCEPTED
+from proxy.observe.counters import ACCEPT_ERRORS, ACCEPT_PAUSES, CONNECTIONS_ACCEPTED, accept_error_cell
 from proxy.observe.events import Reporter
 
 OnAccept = Callable[[socket.socket, object, Permit], None]
@@ -166,6 +166,7 @@ class AcceptLoop:
         backoff_secs = BACKOFF_SECS[error_class]
         if self._cells is not None:
             self._cells[ACCEPT_ERRORS] += 1
+            self._cells[accept_error_cell(getattr(error, "errno", None))] += 1
         number = getattr(error, "errno", None)
         name = errno.errorcode.get(number, "unknown") if isinstance(number, int) else type(error).__name__
         self._reporter.report(

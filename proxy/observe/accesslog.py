@@ -180,6 +180,11 @@ class AccessLog:
         if self._size_bytes >= BATCH_BYTES:
             self.flush()
 
+    @property
+    def descriptors(self) -> int:
+        """Descriptors that the log has for itself."""
+        return 0 if self._writer is None else self._writer.descriptors
+
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the writer's thread and the timer that flushes each second. After the fork, once."""
         self._loop = loop

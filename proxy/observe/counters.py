@@ -4,11 +4,29 @@ The memory is an anonymous shared mapping made before the fork. A cell has one w
 (``cells[REQUESTS] += 1``), and any number of readers; an aligned 8-byte store is never seen half done, so there is no
 lock. The numbers live as long as the master: a worker that dies takes nothing with it, and the next one in its slot
 counts on from there.
+
+After the cells named here comes what depends on the configuration, see ``rows``, and the ring of ``refusals``.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
+from collections.abc import Iterable
+from typing import Final
+
+from proxy.observe.rows import (
+    CELL_BYTES,
+    FIXED_CELLS,
+    MAX_BACKEND_ROWS,
+    MAX_SITE_ROWS,
+    MIN_BACKEND_ROWS,
+    MIN_SITE_ROWS,
+    OTHER,
+    Layout,
+    Rows,
+    room,
+)
 
 Cells = memoryview
 """A slot's page: ``memoryview`` with format ``Q``, writable, indexed by the constants below."""
@@ -61,6 +79,11 @@ NAMES: tuple[str, ...] = (
     "access_lines_dropped",
     "events_reported",
     "events_unsent",
+    "restarts",
+    "loop_lag_us",
+    "loop_lag_max_us",
+    "listeners_open",
+    "logs_open",
 )
 
 PID = 0
@@ -109,6 +132,29 @@ ACCESS_LINES = 42
 ACCESS_LINES_DROPPED = 43
 EVENTS_REPORTED = 44
 EVENTS_UNSENT = 45
+RESTARTS = 46
+"""Written by the master, which starts them."""
+LOOP_LAG_US = 47
+LOOP_LAG_MAX_US = 48
+LISTENERS_OPEN = 49
+LOGS_OPEN = 50
+
+ACCEPT_ERRNOS: Final = (
+    *("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN"),
+    *("ENONET", "EHOSTUNREACH", "EOPNOTSUPP", "ENETUNREACH", "EPERM", "EINVAL", "EBADF", "ENOTSOCK", OTHER),
+)
+"""One cell each, in this order, from ACCEPT_ERRNO_BASE on: ACCEPT_ERRORS by errno."""
+ACCEPT_ERRNO_BASE: Final = 128
+_ERRNO_CELLS: Final = {
+    getattr(errno, name): ACCEPT_ERRNO_BASE + at for at, name in enumerate(ACCEPT_ERRNOS) if name != OTHER
+}
+_OTHER_ERRNO_CELL: Final = ACCEPT_ERRNO_BASE + len(ACCEPT_ERRNOS) - 1
+
+
+def accept_error_cell(number: int | None) -> int:
+    """The cell that counts accept errors with this errno."""
+    return _ERRNO_CELLS.get(number or 0, _OTHER_ERRNO_CELL)
+
 
 GAUGES: tuple[int, ...] = (
     PID,
@@ -125,27 +171,44 @@ GAUGES: tuple[int, ...] = (
     UPSTREAM_QUEUED,
     TUNNELS_OPEN,
     EVENTS_UNSENT,
+    LOOP_LAG_US,
+    LOOP_LAG_MAX_US,
+    LISTENERS_OPEN,
+    LOGS_OPEN,
 )
 """What a dead process no longer has: open things, its pid, its heartbeat."""
 
-CELL_BYTES = 8
-PAGE_BYTES = mmap.PAGESIZE
-"""A page of its own for each slot: two workers never write to one cache line."""
+PAGE_BYTES = FIXED_CELLS * CELL_BYTES
+"""Pages of its own for each slot: two workers never write to one cache line."""
 
 
 def private_cells() -> Cells:
-    """A page that no other process sees, for a process without a slot. All cells 0."""
-    return memoryview(bytearray(len(NAMES) * CELL_BYTES)).cast("Q")
+    """A page that no other process sees, for a process without a slot. All cells 0, but for the layout."""
+    layout = Layout(1, 1)
+    cells = memoryview(bytearray(layout.cells * CELL_BYTES)).cast("Q")
+    layout.describe(cells)
+    return cells
 
 
 class CounterBook:
     """The shared memory: made by the master before it forks, inherited by every child."""
 
-    def __init__(self, slots: int) -> None:
-        """Map ``slots`` pages (at least 1), all cells 0. OSError when the memory is not to be had."""
+    def __init__(self, slots: int, sites: Iterable[str] = (), backends: Iterable[str] = ()) -> None:
+        """Map a page for each of ``slots`` (at least 1), all numbers 0, with rows for these names and for as many more.
+
+        OSError when the memory is not to be had.
+        """
+        sites, backends = dict.fromkeys(sites), dict.fromkeys(backends)
         self.slots = slots
-        self._pages = tuple(mmap.mmap(-1, PAGE_BYTES, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) for _ in range(slots))
+        self._layout = layout = Layout(
+            room(len(sites), MIN_SITE_ROWS, MAX_SITE_ROWS), room(len(backends), MIN_BACKEND_ROWS, MAX_BACKEND_ROWS)
+        )
+        size = layout.cells * CELL_BYTES
+        self._pages = tuple(mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) for _ in range(slots))
         self._cells: tuple[Cells, ...] = tuple(memoryview(page).cast("Q") for page in self._pages)
+        for cells in self._cells:
+            layout.describe(cells)
+        self.assign(sites, backends)
 
     def page(self, slot: int) -> Cells:
         """The cells of ``slot`` (0 .. slots-1): writable, the same memory in every process."""
@@ -155,8 +218,16 @@ class CounterBook:
         """The sum of one cell over all slots."""
         return sum(cells[index] for cells in self._cells)
 
+    def assign(self, sites: Iterable[str], backends: Iterable[str]) -> None:
+        """Give these names rows, beside those that there are: at the start and, by the master, before a reload's new
+        configuration is handed out. What finds no room counts as ``other``."""
+        sites, backends = tuple(sites), tuple(backends)
+        for cells in self._cells:
+            Rows(cells).assign(sites, backends)
+
     def clear_gauges(self, slot: int) -> None:
         """Set what a dead process held to 0; the totals stay. Only for a slot whose process has been reaped."""
         cells = self._cells[slot]
         for index in GAUGES:
             cells[index] = 0
+        Rows(cells).clear_gauges()

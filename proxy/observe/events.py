@@ -71,6 +71,20 @@ class EventLog:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def descriptors(self) -> int:
+        """Descriptors that the log has for itself, the channel apart."""
+        return self._writer.descriptors
+
+    @property
+    def level(self) -> str:
+        """The lowest level that is written."""
+        return self._merger.level
+
+    @level.setter
+    def level(self, level: str) -> None:
+        self._merger.level = level
+
+    @property
     def lines_written(self) -> int:
         """Lines that reached the target."""
         return self._writer.lines_written

@@ -118,13 +118,13 @@ class Merger:
     """Records in, lines out."""
 
     def __init__(self, max_lines_per_minute: int, level: str = "info") -> None:
-        """``level``: records below it are counted but have no line."""
+        """``level``: records below it are counted but have no line; it may be changed at any time."""
         self.budget = LineBudget(max_lines_per_minute)
         self.occurrences: dict[str, int] = {}
         """Every occurrence since the start, by signature."""
         self.suppressed: dict[str, int] = {}
         """Of those, the ones without a line of their own."""
-        self._min_weight = LEVELS[level]
+        self.level = level
         self._storms: dict[str, _Storm] = {}
 
     def add(self, record: Record, now: float) -> Line | None:
@@ -134,7 +134,7 @@ class Merger:
             record = record._replace(signature=OVERFLOW, fields={"latest": signature}, trace="")
             signature = OVERFLOW
         self.occurrences[signature] = self.occurrences.get(signature, 0) + record.occurrences
-        if LEVELS[record.level] < self._min_weight:
+        if LEVELS[record.level] < LEVELS[self.level]:
             self._suppress(signature, record.occurrences)
             return None
         storm = self._storms.get(signature)

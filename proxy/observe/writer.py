@@ -103,6 +103,11 @@ class LineWriter:
         self._is_pipe = stat.S_ISFIFO(os.fstat(self._fd).st_mode)
 
     @property
+    def descriptors(self) -> int:
+        """How many descriptors of this process it has for itself: none for stdout and stderr."""
+        return int(self._is_file and self._fd >= 0)
+
+    @property
     def lines_dropped(self) -> int:
         """Lines that were refused by a full queue or lost to a failure, since the start."""
         return self._refused_lines + self._lost_lines

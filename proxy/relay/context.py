@@ -12,6 +12,8 @@ from itertools import count
 from proxy.config.schema import Settings
 from proxy.observe.accesslog import AccessLog
 from proxy.observe.events import Reporter
+from proxy.observe.refusals import RefusalRing
+from proxy.observe.tallies import Tallies
 from proxy.protocol.http1 import HeadCache, Limits, ResponseDecoder
 from proxy.route.table import RouteTable
 from proxy.stream.deadlines import Deadlines
@@ -36,6 +38,7 @@ class RelayContext:
         "groups",
         "head_cache",
         "pool",
+        "refusals",
         "reporter",
         "request_id_prefix",
         "request_limits",
@@ -44,6 +47,7 @@ class RelayContext:
         "response_limits",
         "routes",
         "settings",
+        "tallies",
     )
 
     def __init__(
@@ -57,6 +61,8 @@ class RelayContext:
         access_log: AccessLog,
         reporter: Reporter,
         cells: memoryview,
+        tallies: Tallies,
+        refusals: RefusalRing,
     ) -> None:
         self.settings = settings
         self.routes = routes
@@ -66,6 +72,8 @@ class RelayContext:
         self.access_log = access_log
         self.reporter = reporter
         self.cells = cells
+        self.tallies = tallies
+        self.refusals = refusals
         self.draining = False
         self.requests_active = 0
         # The memos hang on the heads (RequestHead.memo), so the caches live and die with the generation.

@@ -15,6 +15,7 @@ and each of them goes through ``_end``, which gives the upstream connection back
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import inf
 from time import monotonic
 from typing import Protocol
@@ -28,6 +29,8 @@ from proxy.observe.counters import (
     UNDERSCORE_FIELDS_DROPPED,
     UPSTREAM_RETRIES,
 )
+from proxy.observe.rows import BOUNDS_SECS
+from proxy.observe.tallies import CODE_CELL
 from proxy.protocol.http1 import (
     CHUNKED,
     CLOSED,
@@ -167,7 +170,7 @@ class Exchange:
     def on_upstream_failed(self, failure: UpstreamFailure) -> None:
         """See ``Acquirer``."""
         self._pending = None
-        self._fail(failure.status)
+        self._fail(failure.status, failure.reason)
 
     def _send_head(self, connection: UpstreamConnection) -> None:
         self._connection = connection
@@ -215,7 +218,7 @@ class Exchange:
         self._request_body_bytes += len(data)
         limit = self._prepared.route.max_request_body_bytes
         if limit is not None and self._request_body_bytes > limit:
-            self.reject_request(413)
+            self.reject_request(413, "body-too-large")
             return
         self._write_upstream(encode_chunk(data) if self._head.chunked else data)
 
@@ -243,17 +246,17 @@ class Exchange:
             self._head_unsent = None
         connection.stream.write(data)
 
-    def reject_request(self, status: int) -> None:
+    def reject_request(self, status: int, reason: str, detail: str = "") -> None:
         """The request turned out to be bad, too big or too slow while its body came in."""
         if self._status == 0:
-            self._fail(status)
+            self._fail(status, reason, detail)
         else:
-            self._cut()
+            self._cut(reason, detail)
 
     def body_timed_out(self) -> None:
         """The client has not sent any of its body for too long."""
         self._context.cells[TIMEOUTS_BODY] += 1
-        self.reject_request(408)
+        self.reject_request(408, "body-timeout")
 
     # -- the response's way --------------------------------------------------------------------------------------------
 
@@ -392,9 +395,9 @@ class Exchange:
         self._context.cells[TIMEOUTS_UPSTREAM] += 1
         self._upstream_failed("timeout", "an upstream did not answer in time")
         if self._status == 0:
-            self._fail(504)
+            self._fail(504, "upstream-timeout")
         else:
-            self._cut()
+            self._cut("upstream-timeout")
 
     def on_upstream_write_deadline(self) -> None:
         """The upstream did not read the request for too long."""
@@ -419,23 +422,23 @@ class Exchange:
             self.start()
             return
         self._upstream_failed("no-response", "an upstream closed the connection without a response", error=error)
-        self._fail(502)
+        self._fail(502, "upstream-no-response")
 
     def _invalid_response(self, reason: str) -> None:
         self._upstream_failed("invalid-response", "an upstream's response is invalid", error=reason)
         if self._status == 0:
-            self._fail(502)
+            self._fail(502, "upstream-invalid-response", reason)
         else:
-            self._cut()
+            self._cut("upstream-invalid-response", reason)
 
     def _upstream_cut_short(self, out: list[bytes]) -> None:
         self._upstream_failed("cut-short", "an upstream ended a response before its end")
         if self._status == 0:
-            self._fail(502)
+            self._fail(502, "upstream-cut-short")
             return
         if out:
             self._client.stream.write(b"".join(out))
-        self._cut()
+        self._cut("upstream-cut-short")
 
     def _upstream_failed(self, reason: str, message: str, error: str = "") -> None:
         connection = self._connection
@@ -465,13 +468,15 @@ class Exchange:
         """The client has closed, reset, or stopped reading: there is nobody to answer."""
         if self._tunnel is not None:
             self._body_bytes = self._tunnel.bytes_to_client
+            if self._tunnel.expired and not self._ended:
+                self._note("tunnel-timeout")
             self._tunnel.end()
         self._end(self._status or CLIENT_GONE)
 
     def client_stopped_reading(self) -> None:
         """The client took nothing of what was buffered for too long."""
         self._context.cells[TIMEOUTS_WRITE] += 1
-        self._cut()
+        self._cut("write-timeout")
 
     # -- upgrade -------------------------------------------------------------------------------------------------------
 
@@ -515,7 +520,8 @@ class Exchange:
         self._end(self._status, reusable)
         client.exchange_ended(self._close or not self.request_done)
 
-    def _fail(self, status: int) -> None:
+    def _fail(self, status: int, reason: str, detail: str = "") -> None:
+        self._note(reason, status, detail)
         # What is left of the request body would have to be read to keep the connection; it is closed instead.
         close = self._close or not self.request_done or self._context.draining
         data, self._body_bytes = own_response(
@@ -532,11 +538,16 @@ class Exchange:
         self._end(status)
         client.exchange_ended(close)
 
-    def _cut(self) -> None:
+    def _cut(self, reason: str, detail: str = "") -> None:
+        self._note(reason, 0, detail)
         client = self._client
         self._end(self._status)
         client.stream.abort()
         client.exchange_ended(True)
+
+    def _note(self, reason: str, status: int = 0, detail: str = "") -> None:
+        """For who asks why: the client was told ``status``, or cut off (0)."""
+        self._context.refusals.note(self._forwarded.client(self._head), reason, status=status, detail=detail)
 
     def _end(self, status: int, reusable: bool = False) -> None:
         """The one way out: exactly once."""
@@ -554,13 +565,19 @@ class Exchange:
         cells = context.cells
         cells[REQUESTS] += 1
         cells[RESPONSES_1XX - 1 + status // 100] += 1
+        prepared, duration_secs = self._prepared, monotonic() - self._started
+        tally = prepared.tally
+        tally[CODE_CELL[status]] += 1
+        if status != 101:  # a tunnel lasts as long as it is wanted, which says nothing about speed
+            tally[bisect_left(BOUNDS_SECS, duration_secs)] += 1
+            tally[-1] += duration_secs
         forwarded = self._forwarded
         context.access_log.request(
             forwarded.client(self._head) if forwarded.trusted else forwarded.peer,
-            self._prepared.logged,
+            prepared.logged,
             status,
             self._body_bytes,
-            monotonic() - self._started,
+            duration_secs,
             self._upstream_secs,
             self._request_id,
             self._client.tls_version,

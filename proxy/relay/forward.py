@@ -64,6 +64,7 @@ class Prepared:
         "response_timeout_secs",
         "route",
         "tail",
+        "tally",
         "underscore_fields",
         "upgrade",
     )
@@ -73,6 +74,7 @@ class Prepared:
         self.route = route
         self.group: UpstreamGroup = context.groups[route.id]
         self.logged = logged_request(head)
+        self.tally = context.tallies.of(route.site_name, head.method)
         self.response_timeout_secs = route.upstream_response_timeout_secs
         self.upgrade = next((name for name in head.upgrade if name in route.upgrade_protocols), None)
         self.line = b"%b %b HTTP/1.1\r\nHost: " % (head.method, path)

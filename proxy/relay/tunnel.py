@@ -25,6 +25,7 @@ class Tunnel:
         "_sides",
         "_upstream",
         "bytes_to_client",
+        "expired",
     )
 
     def __init__(
@@ -46,6 +47,7 @@ class Tunnel:
         self._on_end = on_end
         self._ended = False
         self.bytes_to_client = 0
+        self.expired = False
         self._sides = (_Side(self, client, upstream), _Side(self, upstream, client))
 
     def start(self) -> None:
@@ -72,6 +74,7 @@ class Tunnel:
     def timed_out(self) -> None:
         """Neither side said anything for too long."""
         self._cells[TIMEOUTS_TUNNEL] += 1
+        self.expired = True
         self.end()
 
     def side_ended(self) -> None:

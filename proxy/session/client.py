@@ -32,6 +32,9 @@ LINGER_READS_A_WAKEUP = 64
 PIPELINE_BYTES = 65_536
 """What a client may send ahead of the answer to its request before it is held back."""
 
+HEADER_TIMEOUT = "header-timeout"
+"""What a client is refused for that began a request and did not end it."""
+
 NO_REQUEST = LoggedRequest(b"", b"", b"", b"")
 """For the access log: what came was none."""
 
@@ -104,6 +107,11 @@ class ClientSession:
         raise NotImplementedError
 
     @property
+    def peer(self) -> bytes:
+        """The address at the other end."""
+        return self.forwarded.peer
+
+    @property
     def tls_version(self) -> bytes:
         """For the access log; empty without TLS."""
         return b""
@@ -170,6 +178,7 @@ class ClientSession:
     def on_write_deadline(self) -> None:
         """See ``StreamHandler``."""
         self._context.cells[TIMEOUTS_WRITE] += 1
+        self.note("write-timeout")
         self._closing = True
         self._stream.abort()
 
@@ -177,12 +186,13 @@ class ClientSession:
         """See ``StreamHandler``."""
         if self._phase is Phase.HEAD and self._decoder is not None and self._decoder.started:
             self._context.cells[TIMEOUTS_HEADER] += 1
-            self.refuse(408, "header-timeout")
+            self.refuse(408, HEADER_TIMEOUT)
             return
         if self._phase is Phase.IDLE:
             self._context.cells[TIMEOUTS_IDLE] += 1
         elif self._phase is Phase.HEAD:
             self._context.cells[TIMEOUTS_HEADER] += 1
+            self.note(HEADER_TIMEOUT)
         self._closing = True
         self._stream.close()
 
@@ -268,7 +278,7 @@ class ClientSession:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def respond(self, head: RequestHead, status: int, *, location: bytes | None = None, cause: str = "") -> None:
-        """Answer a whole request with a response of the proxy's own."""
+        """Answer a whole request with a response of the proxy's own; ``cause``: what was wrong with it, if anything."""
         context = self._context
         close = not head.keep_alive or head.has_body or context.draining
         request_id = self.forwarded.request_id(head)
@@ -281,7 +291,12 @@ class ClientSession:
             version=head.version,
             location=location,
         )
-        self._log(self.forwarded.client(head), logged_request(head), status, size, request_id)
+        client = self.forwarded.client(head)
+        self._log(client, logged_request(head), status, size, request_id)
+        site = context.routes.site(head.host)
+        context.tallies.count(None if site is None else site.name, head.method, status, 0.0)
+        if status >= 400:
+            context.refusals.note(client, cause or "refused", status=status)
         self._stream.write(data)
         self.answered(close, clean=not head.has_body)
 
@@ -290,6 +305,11 @@ class ClientSession:
         request_id = self._context.new_request_id()
         data, size = own_response(self._context, status, method=b"", request_id=request_id, close=True)
         self._log(self.forwarded.peer, NO_REQUEST, status, size, request_id)
+        self._context.tallies.count(None, b"", status, 0.0)
+        if reason == HEADER_TIMEOUT:
+            self.note(reason, status=status)
+        else:
+            self.note("bad-request", status=status, detail=reason)
         self._closing = True
         self._stream.write(data)
         self.linger()
@@ -299,6 +319,16 @@ class ClientSession:
         context.cells[REQUESTS] += 1
         context.cells[RESPONSES_1XX - 1 + status // 100] += 1
         context.access_log.request(client, logged, status, size, 0.0, -1.0, request_id, self.tls_version)
+
+    def note(self, reason: str, *, status: int = 0, detail: str = "") -> None:
+        """Remember why this connection is refused or cut, for who asks later."""
+        self._context.refusals.note(self.peer, reason, status=status, detail=detail)
+
+    def cut(self, reason: str) -> None:
+        """End the connection at once, whatever is under way."""
+        if self.busy or self._phase is Phase.HANDSHAKE or self._phase is Phase.HEAD:
+            self.note(reason)
+        self._stream.abort()
 
     def linger(self, clean: bool = False) -> None:
         """Close so that the client can read the answer although it may still be sending (bounded: LINGER_SECS).

@@ -66,6 +66,10 @@ class Http1Session(ClientSession):
         return self._forwarded
 
     @property
+    def peer(self) -> bytes:
+        return self._peer
+
+    @property
     def tls_version(self) -> bytes:
         return self._tls_version
 
@@ -82,12 +86,14 @@ class Http1Session(ClientSession):
         super().on_lost(error)
         if self._phase is Phase.HANDSHAKE:
             self._context.cells[HANDSHAKES_FAILED] += 1
+            reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
+            self.note("handshake-failed", detail=reason)
             self._context.reporter.report(
                 "tls.handshake_failed",
                 "a client's TLS handshake failed",
                 level="warning",
                 client=self._peer.decode("ascii"),
-                error=getattr(error, "reason", None) or error.strerror or type(error).__name__,
+                error=reason,
             )
         else:
             self._give_up()
@@ -101,6 +107,7 @@ class Http1Session(ClientSession):
     def on_read_deadline(self) -> None:
         if self._phase is Phase.HANDSHAKE:
             self._context.cells[HANDSHAKES_TIMED_OUT] += 1
+            self.note("handshake-timeout")
             self._context.reporter.report(
                 "tls.handshake_timeout",
                 "a client did not complete its TLS handshake in time",
@@ -124,17 +131,17 @@ class Http1Session(ClientSession):
             prepared = head.memo = prepare(context, head)
         if head.host != self._covered and head.method not in REFUSED_METHODS and not self._covers(head.host):
             context.cells[MISDIRECTED] += 1
-            self.respond(head, 421)
+            self.respond(head, 421, cause="misdirected")
         elif type(prepared) is Prepared:
             exchange = self._exchange = Exchange(context, self, head, prepared)
             exchange.start()
         elif type(prepared) is RedirectTo:
             self.respond(head, prepared.status, location=prepared.location)
         else:
-            status = getattr(prepared, "status", 500)
+            status, cause = getattr(prepared, "status", 500), getattr(prepared, "reason", "")
             if status in REFUSAL_COUNTERS:
                 context.cells[REFUSAL_COUNTERS[status]] += 1
-            self.respond(head, status)
+            self.respond(head, status, cause=cause)
 
     def _covers(self, host: bytes) -> bool:
         """Whether the certificate that the client was shown stands for ``host`` (RFC 9110 section 7.4)."""
@@ -171,7 +178,7 @@ class Http1Session(ClientSession):
                 event = decoder.next_event()
             except ProtocolError as error:
                 self._context.cells[BAD_REQUESTS] += 1
-                exchange.reject_request(error.status)
+                exchange.reject_request(error.status, "bad-request", error.reason)
                 return
             if event is None:
                 stream.resume_reading()

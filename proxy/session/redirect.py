@@ -45,16 +45,16 @@ class RedirectSession(ClientSession):
 
     def answer(self, head: RequestHead) -> None:
         if head.method == b"CONNECT":
-            self.respond(head, 501)
+            self.respond(head, 501, cause="method")
             return
         if not head.host or self._context.routes.site(head.host) is None:
             self._context.cells[MISDIRECTED] += 1
-            self.respond(head, 421)
+            self.respond(head, 421, cause="misdirected")
             return
         try:
             path = normalize_path(head.path)
-        except PathError:
-            self.respond(head, 400)
+        except PathError as error:
+            self.respond(head, 400, cause=str(error) or "path")
             return
         host = b"[%b]" % head.host if b":" in head.host else head.host
         port = b"" if self._https_port == HTTPS_PORT else b":%d" % self._https_port

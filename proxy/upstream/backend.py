@@ -27,6 +27,7 @@ class Backend:
         "_next_endpoint",
         "active",
         "address",
+        "cells_at",
         "ejected_until",
         "endpoints",
         "fail_timeout_secs",
@@ -58,6 +59,7 @@ class Backend:
         self.idle: list[UpstreamConnection] = []
         self.active = 0
         self.retired = False
+        self.cells_at = 0  # its row in the counters, once the pool has looked it up
         self.ejected_until = 0.0
         self._failures = 0
         self._failed_at = 0.0

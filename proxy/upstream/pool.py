@@ -26,6 +26,7 @@ from proxy.observe.counters import (
     UPSTREAM_REUSED,
 )
 from proxy.observe.events import Reporter
+from proxy.observe.rows import BACKEND_EJECTED, BACKEND_FAILURES, BACKEND_IDLE, BACKEND_OPEN, Rows
 from proxy.protocol.http1 import ResponseDecoder
 from proxy.stream.connect import Connector, ConnectTimeoutError
 from proxy.stream.deadlines import Deadlines
@@ -260,6 +261,8 @@ class UpstreamPool:
         self._make_decoder = make_decoder
         self._reporter = reporter
         self._cells = cells
+        self._rows = Rows(cells)
+        self._published: set[int] = set()
         self._queue: deque[Pending] = deque()
         self._serving_queue = False
 
@@ -359,6 +362,7 @@ class UpstreamPool:
 
     def backend_failed(self, backend: Backend, reason: str) -> None:
         """Count a failure of a backend; a word in the log when it is ejected for it."""
+        self._cells[self._cells_at(backend) + BACKEND_FAILURES] += 1
         ejectable = any(len(group.backends) > 1 and backend in group.backends for group in self.groups)
         if backend.failed(monotonic()) and ejectable:
             self._cells[UPSTREAM_EJECTED] += 1
@@ -435,6 +439,27 @@ class UpstreamPool:
         self._cells[UPSTREAM_IDLE] = sum(len(backend.idle) for group in self.groups for backend in group.backends)
         self._cells[UPSTREAM_REUSED] += self.reused
         self.reused = 0
+        self._publish_backends()
+
+    def _publish_backends(self) -> None:
+        """Several routes may have the same backend: its row holds their sum."""
+        now = monotonic()
+        gauges: dict[int, list[int]] = {at: [0, 0, 0] for at in self._published}
+        for group in self.groups:
+            for backend in group.backends:
+                sums = gauges.setdefault(self._cells_at(backend), [0, 0, 0])
+                sums[BACKEND_OPEN] += backend.active + len(backend.idle)
+                sums[BACKEND_IDLE] += len(backend.idle)
+                sums[BACKEND_EJECTED] += len(group.backends) > 1 and backend.ejected_until > now
+        for at, values in gauges.items():
+            for gauge, value in enumerate(values):
+                self._cells[at + gauge] = value
+        self._published = set(gauges)
+
+    def _cells_at(self, backend: Backend) -> int:
+        if not backend.cells_at:
+            backend.cells_at = self._rows.backend_at(backend.label)
+        return backend.cells_at
 
     def configure(
         self, groups: Sequence[UpstreamGroup], *, limit: int, queue_timeout_secs: float, idle_timeout_secs: float

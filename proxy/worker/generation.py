@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from proxy.config.schema import Settings, UpstreamTls
 from proxy.observe.accesslog import AccessLog
 from proxy.observe.events import Reporter
+from proxy.observe.refusals import RefusalRing
+from proxy.observe.tallies import Tallies
 from proxy.relay.context import RelayContext
 from proxy.route.table import RouteEntry, RouteTable
 from proxy.stream.deadlines import Deadlines
@@ -29,6 +31,8 @@ class Workshop:
     pool: UpstreamPool
     reporter: Reporter
     cells: memoryview
+    tallies: Tallies
+    refusals: RefusalRing
 
 
 class Generation:
@@ -73,6 +77,8 @@ class Generation:
             access_log=self.access_log,
             reporter=workshop.reporter,
             cells=workshop.cells,
+            tallies=workshop.tallies,
+            refusals=workshop.refusals,
         )
         self.resolver = Resolver(
             workshop.loop,

@@ -12,6 +12,7 @@ import signal
 import socket
 import ssl
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -26,6 +27,10 @@ from proxy.observe.counters import (
     DESCRIPTORS_LIMIT,
     DESCRIPTORS_OPEN,
     HEARTBEAT_MS,
+    LISTENERS_OPEN,
+    LOGS_OPEN,
+    LOOP_LAG_MAX_US,
+    LOOP_LAG_US,
     PERMITS,
     PID,
     READY,
@@ -33,6 +38,8 @@ from proxy.observe.counters import (
     REQUESTS_ACTIVE,
 )
 from proxy.observe.events import ChannelReporter
+from proxy.observe.refusals import RefusalRing
+from proxy.observe.tallies import Tallies
 from proxy.relay.context import RelayContext
 from proxy.session.client import ClientSession
 from proxy.session.http1 import Http1Session
@@ -50,6 +57,8 @@ OnListenerAccept = Callable[[BoundListener, bytes, socket.socket, object, Permit
 
 HEARTBEAT_SECS = 0.5
 LOG_FLUSH_SECS = 2.0
+LAGS_KEPT = 60
+"""Heartbeats over which the largest lag of the event loop is told: half a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,9 @@ class Worker:
         self._sessions: set[ClientSession] = set()
         self._done = asyncio.Event()
         self._terminations = 0
+        self._tallies = Tallies(cells)
+        self._lags_us: deque[int] = deque(maxlen=LAGS_KEPT)
+        self._beat_due = monotonic()
         self._pool = UpstreamPool(
             loop,
             self._deadlines,
@@ -85,7 +97,7 @@ class Worker:
             reporter=self._reporter,
             cells=cells,
         )
-        workshop = Workshop(loop, self._deadlines, self._pool, self._reporter, cells)
+        workshop = Workshop(loop, self._deadlines, self._pool, self._reporter, cells, self._tallies, RefusalRing(cells))
         self._generation = Generation(workshop, settings, context.upstream_contexts, None)
         self._relay = self._generation.relay
         self._relays: WeakSet[RelayContext] = WeakSet((self._relay,))
@@ -114,7 +126,8 @@ class Worker:
         await self._done.wait()
         self._generation.resolver.stop()
         for session in list(self._sessions):
-            session.stream.abort()
+            session.cut("drain")
+        self._tallies.publish()
         self._generation.access_log.close(LOG_FLUSH_SECS)
         self._reporter.detach()  # last, so that what the access log could not write is still told
         self._cells[READY] = 0
@@ -269,7 +282,13 @@ class Worker:
 
     def _beat(self) -> None:
         cells = self._cells
-        cells[HEARTBEAT_MS] = int(monotonic() * 1000)
+        now = monotonic()
+        cells[HEARTBEAT_MS] = int(now * 1000)
+        self._lags_us.append(max(0, int((now - self._beat_due) * 1_000_000)))
+        cells[LOOP_LAG_US], cells[LOOP_LAG_MAX_US] = self._lags_us[-1], max(self._lags_us)
+        cells[LISTENERS_OPEN] = len(self._fronts)
+        cells[LOGS_OPEN] = self._generation.access_log.descriptors
+        self._tallies.publish()
         cells[REQUESTS_ACTIVE] = sum(relay.requests_active for relay in self._relays)
         self._pool.publish()
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -277,6 +296,7 @@ class Worker:
         # Without a descriptor to look with, the last number stands. The folder's own descriptor is among them.
         with contextlib.suppress(OSError):
             cells[DESCRIPTORS_OPEN] = len(os.listdir("/proc/self/fd")) - 1
+        self._beat_due = monotonic() + HEARTBEAT_SECS
         self._loop.call_later(HEARTBEAT_SECS, self._beat)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import RawUpstream, answering
+from tests.harness import RawUpstream, answering, wait_until
 from tests.harness.stage import Stage, open_stage
 from tests.integration.conftest import fields_of
 
@@ -227,6 +227,19 @@ def test_the_client_is_the_first_address_from_the_right_that_is_not_trusted(
     forwarded: Forwarded, chain: str, client: str
 ) -> None:
     assert values(forwarded(f"X-Forwarded-For: {chain}", source=TRUSTED), "X-Real-IP") == [client]
+
+
+def test_the_access_log_names_the_client_that_a_trusted_proxy_names(stage: Stage) -> None:
+    lines = "X-Forwarded-For: 198.51.100.7, 192.0.2.1\r\nX-Request-Id: balancer-99\r\n"
+    for source in (TRUSTED, None):
+        request = f"GET / HTTP/1.1\r\nHost: a\r\n{lines}\r\n".encode()
+        assert stage.client(source=source).request(request).status == 200
+
+    def remotes() -> list[str]:
+        logged = [line.split() for line in stage.appliance.access_lines()]
+        return [line[0] for line in logged if "balancer-99" in line]
+
+    wait_until(lambda: remotes() == ["198.51.100.7"], "the line with the client's address")
 
 
 def test_via_is_added_after_those_that_were_there(forwarded: Forwarded) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
+from proxy.observe.rows import FIXED_CELLS
 
 
 def test_every_name_is_the_constant_of_its_index() -> None:
@@ -15,7 +16,8 @@ def test_every_name_is_the_constant_of_its_index() -> None:
 
 
 def test_a_page_has_room_for_every_cell() -> None:
-    assert len(counters.NAMES) * counters.CELL_BYTES <= counters.PAGE_BYTES
+    assert len(counters.NAMES) <= counters.ACCEPT_ERRNO_BASE
+    assert counters.ACCEPT_ERRNO_BASE + len(counters.ACCEPT_ERRNOS) < FIXED_CELLS - 2
 
 
 def test_a_child_counts_in_the_parents_memory_and_only_in_its_slot() -> None:
@@ -46,5 +48,6 @@ def test_what_a_dead_process_held_is_cleared_and_what_it_did_stays() -> None:
 def test_private_cells_have_every_index() -> None:
     cells = counters.private_cells()
     cells[len(counters.NAMES) - 1] += 1
+    assert cells[counters.accept_error_cell(None)] == 0
     with pytest.raises(IndexError):
-        cells[len(counters.NAMES)] += 1
+        cells[len(cells)] += 1

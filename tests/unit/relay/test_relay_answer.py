@@ -20,7 +20,7 @@ class Clock:
 
 def made(status: int, **options: Any) -> tuple[bytes, int]:
     arguments: dict[str, Any] = {"method": b"GET", "request_id": b"id-1", "close": False} | options
-    return own_response(cast(RelayContext, Clock()), status, **arguments)
+    return own_response(cast("RelayContext", Clock()), status, **arguments)
 
 
 def parsed(data: bytes, method: bytes = b"GET") -> tuple[ResponseHead, bytes]:
