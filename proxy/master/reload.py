@@ -89,10 +89,18 @@ class _RefusedError(Exception):
 
 
 class Reloader:
-    """Runs the transaction. ``running`` is what is in force, replaced by a commit."""
+    """Runs the transaction. ``running`` is what is in force, replaced by a commit.
+
+    ``before_switch`` is called with settings that have passed every check of the master's own.
+    """
 
     def __init__(
-        self, running: Running, bound: BoundSockets, lines: Callable[[], Sequence[WorkerLine]], privileges: Privileges
+        self,
+        running: Running,
+        bound: BoundSockets,
+        lines: Callable[[], Sequence[WorkerLine]],
+        privileges: Privileges,
+        before_switch: Callable[[Settings], None],
     ) -> None:
         self.running = running
         self._bound = bound

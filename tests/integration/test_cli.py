@@ -389,7 +389,7 @@ def test_sigusr1_opens_the_logs_again(appliance: StartAppliance) -> None:
     wait_until(lambda: len(one.access_lines()) == 1, "the new access log is written")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_ends_well(appliance: StartAppliance, number: signal.Signals) -> None:
     one = appliance()
     family = descendants(one.pid)
