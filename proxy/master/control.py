@@ -25,6 +25,8 @@ from proxy.observe.counters import CounterBook
 from proxy.observe.events import ChannelReporter, EventLog
 
 SOURCE = "control"
+DRAINING = "draining"
+"""Why /readyz is red from the first signal on, also while workers still accept (drain_delay_secs)."""
 CLOSE_SECS = 3.0
 """At the end, for a slow log to take its last lines."""
 
@@ -78,7 +80,7 @@ async def _serve(context: ControlContext) -> None:
     if context.health is not None:
         probes = {
             "/healthz": lambda: _probe(status.unhealthy(context.book, _now_ms())),
-            "/readyz": lambda: _probe(status.unready(context.book, _now_ms())),
+            "/readyz": lambda: _probe(_unready(context)),
         }
         endpoints.append(
             Endpoint(
@@ -106,6 +108,10 @@ def _reopen(log: EventLog, reporter: ChannelReporter) -> None:
     reporter.report("logs.reopened", "the logs are opened again", level="info")
 
 
+def _unready(context: ControlContext) -> str:
+    return DRAINING if context.cells[counters.DRAINING] else status.unready(context.book, _now_ms())
+
+
 def _probe(reason: str) -> Answer:
     return text_answer(503, reason) if reason else text_answer(200, "ok")
 
@@ -116,7 +122,7 @@ def _status(context: ControlContext, log: EventLog) -> Answer:
         **context.facts,
         "control_pid": os.getpid(),
         "uptime_secs": round(time.monotonic() - context.started_at, 3),
-        "ready": not status.unready(context.book, now_ms),
+        "ready": not _unready(context),
         "workers": status.workers(context.book, context.permits, now_ms),
         "totals": status.totals(context.book),
         "events": {"written": log.lines_written, "suppressed": log.lines_suppressed},

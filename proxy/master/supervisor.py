@@ -49,6 +49,7 @@ DRAIN_GRACE_SECS = 5.0
 HELPER_STOP_SECS = 5.0
 IMPATIENT_STOP_SECS = 3.0
 """After a second signal a worker cuts what is under way, logs it and ends; so much later it is killed."""
+IMPATIENT_TICK_SECS = 0.1
 
 _STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _SIGNALS = _STOP | {signal.SIGCHLD, signal.SIGUSR1}
@@ -112,6 +113,7 @@ class Supervisor:
         self._flushed_at = 0.0
         self._notifier = Notifier(os.environ)
         self._stopping = False
+        self._impatient = False
         self._sender = 0
         self._make_live = live
         self._live: LiveLine | None = None
@@ -135,6 +137,7 @@ class Supervisor:
                 if self._make_live is not None:
                     self._live = self._make_live(self._plan.budget.max_connections)
                 self._supervise()
+                self._delay_drain()
         finally:
             self._stop()
         return EXIT_OK
@@ -246,15 +249,29 @@ class Supervisor:
             if number is not None and number in _STOP:
                 self._report_stopping(number)
                 return
-            if number == signal.SIGUSR1:
-                make_logs(self._settings, self._upbringing.privileges)
-                for child in (self._control, *self._workers):
-                    child.send(signal.SIGUSR1)
-            for child, end in self._reap():
-                pause_secs = child.ended(time.monotonic())
-                self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)
-            self._look_for_hangs()
-            self._restart_due()
+            self._tend(number)
+
+    def _delay_drain(self) -> None:
+        """Serve on with readiness red, for a balancer to notice. One more signal ends this and everything at once."""
+        ends_at = time.monotonic() + self._settings.drain_delay_secs
+        while (left_secs := ends_at - time.monotonic()) > 0:
+            number = self._next_signal(min(left_secs, self._timeout_secs()))
+            if number is not None and number in _STOP:
+                self._impatient = True
+                return
+            self._tend(number)
+
+    def _tend(self, number: int | None) -> None:
+        """What goes on while the workers serve, after a wait that ended with the signal ``number``."""
+        if number == signal.SIGUSR1:
+            make_logs(self._settings, self._upbringing.privileges)
+            for child in (self._control, *self._workers):
+                child.send(signal.SIGUSR1)
+        for child, end in self._reap():
+            pause_secs = child.ended(time.monotonic())
+            self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)
+        self._look_for_hangs()
+        self._restart_due()
 
     def _look_for_hangs(self) -> None:
         now = time.monotonic()
@@ -321,6 +338,7 @@ class Supervisor:
 
     def _report_stopping(self, number: int) -> None:
         self._stopping = True
+        self._control_book.page(0)[counters.DRAINING] = 1
         self._notifier.stopping()
         # A signal of the kernel, such as a terminal's, has no sender.
         sender = f"pid {self._sender} ({command_of(self._sender)})" if self._sender else "terminal"
@@ -363,15 +381,19 @@ class Supervisor:
         for child in children:
             child.restart_at = None
             child.send(signal.SIGTERM)
-        deadline = time.monotonic() + timeout_secs
+        deadline = time.monotonic() + (min(timeout_secs, IMPATIENT_STOP_SECS) if self._impatient else timeout_secs)
         self._reap()
         killed = False
         while any(child.pid is not None for child in children):
             left_secs = deadline - time.monotonic()
-            number = self._next_signal(TICK_SECS if killed else min(TICK_SECS, max(0.0, left_secs)))
+            tick_secs = IMPATIENT_TICK_SECS if self._impatient else TICK_SECS
+            number = self._next_signal(tick_secs if killed else min(tick_secs, max(0.0, left_secs)))
             self._reap()
             if number in _STOP:
+                self._impatient = True
                 deadline = min(deadline, time.monotonic() + IMPATIENT_STOP_SECS)
+            if self._impatient and not killed:
+                # More than once: two that come together count as one with the kernel.
                 for child in children:
                     child.send(signal.SIGTERM)
             if killed or left_secs > 0:
