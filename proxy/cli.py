@@ -21,6 +21,7 @@ from proxy.master.activation import take_inherited
 from proxy.master.check import check
 from proxy.master.live import LiveLine
 from proxy.master.status_client import fetch_status, show_status
+from proxy.master.stop import stop
 from proxy.master.supervisor import Helper, Supervisor
 from proxy.worker.main import run_worker
 
@@ -116,12 +117,20 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
 
     status = commands.add_parser("status", help="what a running instance says about itself", allow_abbrev=False)
-    where = status.add_mutually_exclusive_group()
-    where.add_argument("--config", metavar="FILE", help="of the instance to ask")
-    where.add_argument("--socket", metavar="PATH", help="admin socket of the instance to ask")
+    _ask_where(status)
     status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(command=_status)
+
+    stopping = commands.add_parser("stop", help="drain a running instance and wait for its end", allow_abbrev=False)
+    _ask_where(stopping)
+    stopping.set_defaults(command=_stop)
     return parser
+
+
+def _ask_where(command: argparse.ArgumentParser) -> None:
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--config", metavar="FILE", help="of the instance to ask")
+    where.add_argument("--socket", metavar="PATH", help="admin socket of the instance to ask")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -185,18 +194,26 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    if options.socket is not None:
-        paths = [options.socket]
-    elif options.config is not None:
-        paths = [load_settings(options.config).admin.socket]
-    else:
-        paths = quickstart.admin_sockets(os.environ)
-    document = fetch_status(paths)
+    document = fetch_status(_admin_sockets(options))
     if options.json:
         print(json.dumps(document, indent=2))
     else:
         show_status(document, sys.stdout)
     return EXIT_OK
+
+
+def _stop(options: argparse.Namespace) -> int:
+    stop(_admin_sockets(options), sys.stdout)
+    return EXIT_OK
+
+
+def _admin_sockets(options: argparse.Namespace) -> list[str]:
+    """Where to ask: as told, else wherever an instance of this user may answer."""
+    if options.socket is not None:
+        return [options.socket]
+    if options.config is not None:
+        return [load_settings(options.config).admin.socket]
+    return quickstart.admin_sockets(os.environ)
 
 
 def _supervise(settings: Settings) -> int:

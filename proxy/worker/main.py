@@ -35,6 +35,7 @@ from proxy.observe.counters import (
     READY,
     REDIRECT_OPEN,
     REQUESTS_ACTIVE,
+    TUNNELS_OPEN,
 )
 from proxy.observe.events import ChannelReporter
 from proxy.observe.refusals import RefusalRing
@@ -56,6 +57,8 @@ OnListenerAccept = Callable[[BoundListener, bytes, socket.socket, object, Permit
 
 HEARTBEAT_SECS = 0.5
 LOG_FLUSH_SECS = 2.0
+TUNNEL_CLOSE_SECS = 2.0
+"""So long before a drain's timeout tunnels are closed, while there is still time to do it in order."""
 LAGS_KEPT = 60
 """Heartbeats over which the largest lag of the event loop is told: half a minute."""
 
@@ -221,8 +224,8 @@ class Worker:
         permit.release()
         self._sessions.discard(session)
         session.released()
-        if self._relay.draining and not self._sessions:
-            self._done.set()
+        if self._relay.draining:
+            self._go_on_draining()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -241,9 +244,21 @@ class Worker:
         self._cells[READY] = 0
         for session in list(self._sessions):
             session.drain()
+        self._go_on_draining()
+        timeout_secs = self._settings.drain_timeout_secs
+        self._loop.call_later(max(timeout_secs / 2, timeout_secs - TUNNEL_CLOSE_SECS), self._end_tunnels)
+        self._loop.call_later(timeout_secs, self._done.set)
+
+    def _go_on_draining(self) -> None:
         if not self._sessions:
             self._done.set()
-        self._loop.call_later(self._settings.drain_timeout_secs, self._done.set)
+        elif len(self._sessions) <= self._cells[TUNNELS_OPEN]:
+            # Tunnels never end by themselves, so they do not keep the process; but all else comes first.
+            self._end_tunnels()
+
+    def _end_tunnels(self) -> None:
+        for session in list(self._sessions):
+            session.end_tunnel()
 
     # -- the heartbeat -----------------------------------------------------------------------------------------------
 

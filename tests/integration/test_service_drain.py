@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
+from proxy.worker.main import TUNNEL_CLOSE_SECS
 from tests.conftest import StartAppliance
-from tests.harness import Appliance, wait_until
+from tests.harness import Appliance, RawUpstream, Wire, cli, wait_until
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LONG_SECS = 600
+UPGRADE = (
+    b"GET /socket HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\n\r\n"
+)
 
 
 def begin_to_stop(one: Appliance) -> None:
@@ -68,3 +75,88 @@ def test_a_worker_that_dies_in_the_delay_is_replaced(appliance: StartAppliance) 
 def test_a_short_delay_ends_by_itself(appliance: StartAppliance, secs: float) -> None:
     one = appliance({"drain_delay_secs": secs})
     one.stop()
+
+
+# -- tunnels
+
+
+class Peer:
+    """Switches protocols and echoes; holds back the answer to everything else until ``release`` is set."""
+
+    def __init__(self) -> None:
+        self.asked, self.release = threading.Event(), threading.Event()
+
+    def __call__(self, wire: Wire) -> None:
+        head = wire.read_head()
+        if b"upgrade: websocket" in head.lower():
+            wire.send(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+            while data := wire.sock.recv(65_536):
+                wire.sock.sendall(data)
+        else:
+            self.asked.set()
+            assert self.release.wait(60)
+            wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+
+def open_tunnel(one: Appliance) -> Wire:
+    wire = one.connect()
+    assert wire.request(UPGRADE).status == 101
+    return wire
+
+
+def echoes(wire: Wire) -> bool:
+    wire.send(b"ping")
+    return wire.sock.recv(4) == b"ping"
+
+
+def test_tunnels_are_closed_after_everything_else(
+    appliance: StartAppliance, upstream: Callable[..., RawUpstream]
+) -> None:
+    peer = Peer()
+    one = appliance(upstream=upstream(peer).url)
+    with open_tunnel(one) as tunnel, one.connect() as client:
+        client.send(GET)
+        assert peer.asked.wait(20)
+        begin_to_stop(one)
+        wait_until(lambda: not one.status()["workers"][0]["ready"], "the worker drains")
+        assert echoes(tunnel)
+        peer.release.set()
+        answer = client.read_response()
+        assert (answer.status, answer.get("Connection")) == (200, "close")
+        assert tunnel.at_end(), "closed in order, not reset"
+    assert one.process is not None
+    assert one.process.wait(10) == 0
+
+
+def test_tunnels_are_closed_in_order_when_the_time_is_nearly_over(
+    appliance: StartAppliance, upstream: Callable[..., RawUpstream]
+) -> None:
+    peer = Peer()
+    one = appliance({"drain_timeout_secs": 2 * TUNNEL_CLOSE_SECS}, upstream=upstream(peer).url)
+    try:
+        with open_tunnel(one) as tunnel, one.connect() as client:
+            client.send(GET)
+            assert peer.asked.wait(20)
+            begin_to_stop(one)
+            assert tunnel.at_end(), "closed in order, not reset"
+            assert one.running, "the exchange has some time left"
+            assert one.process is not None
+            assert one.process.wait(10) == 0
+    finally:
+        peer.release.set()
+
+
+# -- the command
+
+
+def test_stop_waits_for_the_end(appliance: StartAppliance) -> None:
+    one = appliance({"drain_delay_secs": 0.5})
+    pid = one.pid
+    ended = cli("stop", "--socket", one.admin_socket)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == f"reverse-proxy (pid {pid}) drains\nended\n"
+    assert one.process is not None
+    assert one.process.wait(0) == 0, "it had ended when the command did"
+    again = cli("stop", "--config", str(one.path))
+    assert again.returncode == 1
+    assert f"no instance answers; looked at {one.admin_socket} (" in again.stderr
