@@ -90,6 +90,7 @@ def test_one_that_is_stopped_is_killed(appliance: StartAppliance, upstream: Call
 def test_one_that_starts_gets_the_time_of_a_start(appliance: StartAppliance) -> None:
     one = appliance({"worker_heartbeat_timeout_secs": 0.7}, prelude=STARTS_NEVER)
     (first,) = one.workers
+    wait_until(lambda: lines_of(one, "started"), "the master supervises")
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: lines_of(one, "worker.hung"), "the start takes too long", 20)
     (told,) = lines_of(one, "worker.hung")
@@ -101,6 +102,7 @@ def test_one_that_starts_gets_the_time_of_a_start(appliance: StartAppliance) -> 
 def test_a_fault_is_told_like_a_hang(appliance: StartAppliance) -> None:
     one = appliance({"workers": 2})
     victim, _ = one.workers
+    wait_until(lambda: lines_of(one, "started"), "the master supervises")
     os.kill(victim, signal.SIGSEGV)
     wait_until(lambda: replaced(one, victim), "the worker is replaced", 20)
     wait_until(lambda: lines_of(one, "worker.died"), "its end is told")
