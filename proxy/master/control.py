@@ -18,10 +18,12 @@ from dataclasses import dataclass
 import uvloop
 
 from proxy.config.schema import Settings
-from proxy.master import status
+from proxy.master import exposition, status
 from proxy.master.endpoint import Answer, Endpoint, get_only, text_answer
+from proxy.master.metrics import EventCounts, Observed, render
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
+from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter, EventLog
 
 SOURCE = "control"
@@ -35,12 +37,14 @@ CLOSE_SECS = 3.0
 class ControlContext:
     """What the master hands over.
 
-    ``facts``: what does not change while it runs, for the status document. ``cells``: this process's own page.
+    ``facts``: what does not change while it runs, for the status document. ``cells``: this process's own page;
+    ``master_cells``: the master's.
     """
 
     settings: Settings
     book: CounterBook
     cells: memoryview
+    master_cells: memoryview
     read_end: socket.socket
     channel: socket.socket
     health: socket.socket | None
@@ -81,6 +85,7 @@ async def _serve(context: ControlContext) -> None:
         probes = {
             "/healthz": lambda: _probe(status.unhealthy(context.book, _now_ms())),
             "/readyz": lambda: _probe(_unready(context)),
+            "/metrics": lambda: _metrics(context, log),
         }
         endpoints.append(
             Endpoint(
@@ -128,6 +133,20 @@ def _status(context: ControlContext, log: EventLog) -> Answer:
         "events": {"written": log.lines_written, "suppressed": log.lines_suppressed},
     }
     return Answer(200, json.dumps(document).encode() + b"\n", "application/json")
+
+
+def _metrics(context: ControlContext, log: EventLog) -> Answer:
+    publish_descriptors(context.cells)
+    observed = Observed(
+        book=context.book,
+        processes={"control": context.cells, "master": context.master_cells},
+        permits=context.permits,
+        facts=context.facts,
+        events=EventCounts(log.lines_written, log.lines_suppressed, log.lines_dropped, log.occurrences, log.suppressed),
+        start_time=time.time() - (time.monotonic() - context.started_at),
+        now_ms=_now_ms(),
+    )
+    return Answer(200, render(observed), exposition.CONTENT_TYPE)
 
 
 def _now_ms() -> int:

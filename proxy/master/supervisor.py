@@ -38,6 +38,7 @@ from proxy.master.traces import RemoteTraceback, Traces
 from proxy.master.watch import HangWatch
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
+from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter, open_channel
 from proxy.worker.context import WorkerContext
 
@@ -103,7 +104,7 @@ class Supervisor:
         self._tls = load_tls(self._plan, store=True)
         self._bound = BoundSockets(self._plan, self._tls, inherited)
         self._book = CounterBook(self._plan.workers, *row_names(settings))
-        self._control_book = CounterBook(1)
+        self._control_book = CounterBook(2)  # the control process's page, and the master's
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
         self._upbringing = Upbringing(privileges, Traces())
@@ -199,6 +200,7 @@ class Supervisor:
             settings=self._settings,
             book=self._book,
             cells=self._control_book.page(0),
+            master_cells=self._control_book.page(1),
             read_end=self._read_end,
             channel=self._channel,
             health=self._bound.health,
@@ -293,6 +295,7 @@ class Supervisor:
         if now - self._flushed_at >= TICK_SECS:
             self._flushed_at = now
             self._reporter.flush()
+            publish_descriptors(self._control_book.page(1))
             if self._live is not None:
                 self._live.draw(self._book, now)
         if found is None:

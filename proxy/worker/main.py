@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -23,8 +21,6 @@ from proxy.net.admission import Permit, Permits
 from proxy.observe.accesslog import AccessLog
 from proxy.observe.counters import (
     CONNECTIONS_OPEN,
-    DESCRIPTORS_LIMIT,
-    DESCRIPTORS_OPEN,
     HEARTBEAT_MS,
     LISTENERS_OPEN,
     LOGS_OPEN,
@@ -37,6 +33,7 @@ from proxy.observe.counters import (
     REQUESTS_ACTIVE,
     TUNNELS_OPEN,
 )
+from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter
 from proxy.observe.refusals import RefusalRing
 from proxy.observe.tallies import Tallies
@@ -273,11 +270,7 @@ class Worker:
         self._tallies.publish()
         cells[REQUESTS_ACTIVE] = self._relay.requests_active
         self._pool.publish()
-        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        cells[DESCRIPTORS_LIMIT] = 0 if soft == resource.RLIM_INFINITY else soft
-        # Without a descriptor to look with, the last number stands. The folder's own descriptor is among them.
-        with contextlib.suppress(OSError):
-            cells[DESCRIPTORS_OPEN] = len(os.listdir("/proc/self/fd")) - 1
+        publish_descriptors(cells)
         self._beat_due = monotonic() + HEARTBEAT_SECS
         self._loop.call_later(HEARTBEAT_SECS, self._beat)
 
