@@ -144,7 +144,7 @@ def _metrics(context: ControlContext, log: EventLog) -> Answer:
         facts=context.facts,
         events=EventCounts(log.lines_written, log.lines_suppressed, log.lines_dropped, log.occurrences, log.suppressed),
         start_time=time.time() - (time.monotonic() - context.started_at),
-        now_ms=_now_ms(),
+        ready=not _unready(context),
     )
     return Answer(200, render(observed), exposition.CONTENT_TYPE)
 

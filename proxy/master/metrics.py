@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.master import status
 from proxy.master.exposition import Exposition, Labels, Sample
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
@@ -58,7 +57,7 @@ class Observed:
     facts: Mapping[str, Any]
     events: EventCounts
     start_time: float
-    now_ms: int
+    ready: bool
 
 
 TOTALS: tuple[tuple[str, int, str], ...] = (
@@ -115,7 +114,7 @@ def _appliance(out: Exposition, observed: Observed) -> None:
     book, processes = observed.book, observed.processes
     out.gauge("build_info", "The version that runs.", [({"version": observed.facts["version"]}, 1)])
     out.gauge("start_time_seconds", "When it was started, in seconds since the epoch.", round(observed.start_time, 3))
-    out.gauge("ready", "1 while /readyz answers 200.", int(not status.unready(book, observed.now_ms)))
+    out.gauge("ready", "1 while /readyz answers 200.", int(observed.ready))
     out.gauge("worker_ready", "1 while the worker accepts connections.", _by_worker(book, counters.READY))
     out.counter("worker_restarts_total", "Workers that replaced one that ended.", _by_worker(book, counters.RESTARTS))
     control = processes.get("control")
