@@ -15,10 +15,11 @@ from proxy.budget import Limits, parse_limits, process_limits
 from proxy.config.load import load_settings
 from proxy.config.schema import Settings
 from proxy.demo.upstream import run_demo_upstream
-from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, OperatorError
+from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, OperatorError
 from proxy.master import quickstart
 from proxy.master.activation import take_inherited
 from proxy.master.check import check
+from proxy.master.daemonize import daemonize, require_log_files
 from proxy.master.live import LiveLine
 from proxy.master.status_client import fetch_status, show_status
 from proxy.master.stop import stop
@@ -78,9 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="serve a configuration file, in the foreground", allow_abbrev=False)
+    run = commands.add_parser("run", help="serve a configuration file", allow_abbrev=False)
     run.add_argument("--config", required=True, metavar="FILE")
     run.add_argument("--validate", action="store_true", help="check only, as the command `check` does")
+    run.add_argument("--daemon", action="store_true", help="in the background, once it is ready")
+    run.add_argument("--pid-file", metavar="PATH", help="of the daemon; locked, so that there is one")
     run.set_defaults(command=_run, nofile=None, json=False)
 
     checking = commands.add_parser("check", help="judge a configuration file; binds no port", allow_abbrev=False)
@@ -136,7 +139,19 @@ def _ask_where(command: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.validate:
         return _check(options)
-    return _supervise(load_settings(options.config))
+    if options.pid_file is not None and not options.daemon:
+        raise ConfigError("--pid-file is the daemon's: it needs --daemon")
+    settings = load_settings(options.config)
+    if not options.daemon:
+        return _supervise(settings)
+    require_log_files(settings)
+    inherited = take_inherited(os.environ)  # they are meant for this process, not for the one that it forks
+    return daemonize(
+        lambda on_ready: Supervisor(settings, run_worker, inherited=inherited, on_ready=on_ready).run(),
+        pid_file=None if options.pid_file is None else os.path.abspath(options.pid_file),
+        core_dumps=settings.core_dumps,
+        keep=[sock.fileno() for sock in inherited.sockets.values()],
+    )
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -55,6 +55,11 @@ def _command(arguments: tuple[str, ...], nofile: Nofile | None, prelude: str = "
     return ["prlimit", f"--nofile={soft}:{hard}", "--", *program]
 
 
+def handed_over(sockets: Sequence[socket.socket], command: list[str]) -> list[str]:
+    """``command`` as a service manager runs it that hands ``sockets`` over; to be started with them as ``pass_fds``."""
+    return [sys.executable, "-c", _HAND_OVER, ",".join(str(sock.fileno()) for sock in sockets), *command]
+
+
 def cli(*arguments: str, nofile: Nofile | None = None, timeout_secs: float = 30.0) -> subprocess.CompletedProcess[str]:
     """Runs ``reverse-proxy`` with ``arguments`` to its end; the caller judges how it ended and what it printed."""
     command = _command(arguments, nofile)
@@ -120,7 +125,7 @@ class Appliance:
             command = _command(("run", "--config", str(self.path)), self.nofile, self._prelude)
             numbers = [sock.fileno() for sock in self._inherit]
             if numbers:
-                command = [sys.executable, "-c", _HAND_OVER, ",".join(map(str, numbers)), *command]
+                command = handed_over(self._inherit, command)
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=numbers)
 
     def _becomes_ready(self) -> bool:
