@@ -90,7 +90,7 @@ def test_core_dumps_when_asked_for(appliance: StartAppliance, logs: Config) -> N
     (worker,) = one.workers
     assert Path(f"/proc/{worker}/environ").stat().st_uid == NOBODY.pw_uid
     own = Path("/proc/self/limits").read_text().splitlines()
-    assert [line for line in own if line.startswith("Max core")][0] in Path(f"/proc/{worker}/limits").read_text()
+    assert next(line for line in own if line.startswith("Max core")) in Path(f"/proc/{worker}/limits").read_text()
 
 
 def test_no_core_file_of_anyone_unless_asked_for(appliance: StartAppliance) -> None:
