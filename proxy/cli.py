@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import argparse
 import errno
+import functools
 import json
 import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from proxy import __version__
 from proxy.budget import Limits, parse_limits, process_limits
 from proxy.config.load import load_settings
 from proxy.config.schema import Settings
 from proxy.demo.upstream import run_demo_upstream
-from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, OperatorError
+from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, OperatorError
 from proxy.master import quickstart
 from proxy.master.activation import take_inherited
 from proxy.master.check import check
+from proxy.master.daemonize import daemonize, require_log_files
 from proxy.master.live import LiveLine
 from proxy.master.status_client import ask, fetch_status, show_reload, show_status
+from proxy.master.stop import stop
 from proxy.master.supervisor import Helper, Supervisor
 from proxy.worker.main import run_worker
 
@@ -78,9 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    run = commands.add_parser("run", help="serve a configuration file, in the foreground", allow_abbrev=False)
+    run = commands.add_parser("run", help="serve a configuration file", allow_abbrev=False)
     run.add_argument("--config", required=True, metavar="FILE")
     run.add_argument("--validate", action="store_true", help="check only, as the command `check` does")
+    run.add_argument("--daemon", action="store_true", help="in the background, once it is ready")
+    run.add_argument("--pid-file", metavar="PATH", help="of the daemon; locked, so that there is one")
     run.set_defaults(command=_run, nofile=None, json=False)
 
     checking = commands.add_parser("check", help="judge a configuration file; binds no port", allow_abbrev=False)
@@ -117,12 +122,14 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
 
     status = commands.add_parser("status", help="what a running instance says about itself", allow_abbrev=False)
-    _add_instance(status)
+    _ask_where(status)
+    status.add_argument("--json", action="store_true", help="for programs")
     status.set_defaults(command=_status)
+
     reload = commands.add_parser(
         "reload", help="switch a running instance to its configuration file, or change nothing", allow_abbrev=False
     )
-    _add_instance(reload)
+    _ask_where(reload)
     reload.add_argument("--dry-run", action="store_true", help="say what would change, or why it would be refused")
     reload.add_argument(
         "--confirm",
@@ -130,26 +137,44 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECS",
         help="go back by itself unless `confirm` comes within this time (60, or 60s)",
     )
+    reload.add_argument("--json", action="store_true", help="for programs")
     reload.set_defaults(command=_reload)
 
     confirm = commands.add_parser("confirm", help="keep what `reload --confirm` switched to", allow_abbrev=False)
-    _add_instance(confirm)
+    _ask_where(confirm)
+    confirm.add_argument("--json", action="store_true", help="for programs")
     confirm.set_defaults(command=_confirm)
+
+    stopping = commands.add_parser("stop", help="drain a running instance and wait for its end", allow_abbrev=False)
+    _ask_where(stopping)
+    stopping.set_defaults(command=_stop)
     return parser
 
 
-def _add_instance(command: argparse.ArgumentParser) -> None:
+def _ask_where(command: argparse.ArgumentParser) -> None:
     where = command.add_mutually_exclusive_group()
     where.add_argument("--config", metavar="FILE", help="of the instance to ask")
     where.add_argument("--socket", metavar="PATH", help="admin socket of the instance to ask")
-    command.add_argument("--json", action="store_true", help="for programs")
 
 
 def _run(options: argparse.Namespace) -> int:
     if options.validate:
         return _check(options)
-    path = os.path.abspath(options.config)
-    return _supervise(load_settings(options.config), lambda: load_settings(path))
+    if options.pid_file is not None and not options.daemon:
+        raise ConfigError("--pid-file is the daemon's: it needs --daemon")
+    path = os.path.abspath(options.config)  # the daemon's working directory is another
+    load = functools.partial(load_settings, path)
+    settings = load_settings(options.config)
+    if not options.daemon:
+        return _supervise(settings, load)
+    require_log_files(settings)
+    inherited = take_inherited(os.environ)  # they are meant for this process, not for the one that it forks
+    return daemonize(
+        lambda on_ready: Supervisor(settings, run_worker, load=load, inherited=inherited, on_ready=on_ready).run(),
+        pid_file=None if options.pid_file is None else os.path.abspath(options.pid_file),
+        core_dumps=settings.core_dumps,
+        keep=[sock.fileno() for sock in inherited.sockets.values()],
+    )
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -207,7 +232,7 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    document = fetch_status(_instance_sockets(options))
+    document = fetch_status(_admin_sockets(options))
     if options.json:
         print(json.dumps(document, indent=2))
     else:
@@ -219,32 +244,35 @@ def _reload(options: argparse.Namespace) -> int:
     query = {"dry_run": "1" if options.dry_run else "0"}
     if options.confirm is not None:
         query["confirm_secs"] = str(options.confirm)
-    document = ask(_instance_sockets(options), "/reload", query)
-    return _show_reload(document, options, show_reload)
+    return _tell_reload(ask(_admin_sockets(options), "/reload", query), options)
 
 
 def _confirm(options: argparse.Namespace) -> int:
-    return _show_reload(ask(_instance_sockets(options), "/confirm", {}), options, show_reload)
+    return _tell_reload(ask(_admin_sockets(options), "/confirm", {}), options)
 
 
-def _show_reload(
-    document: dict[str, Any], options: argparse.Namespace, show: Callable[[dict[str, Any], TextIO], None]
-) -> int:
+def _tell_reload(document: dict[str, Any], options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(document, indent=2))
     else:
-        show(document, sys.stdout)
+        show_reload(document, sys.stdout)
     for error in document.get("errors", ()):
         _complain(str(error))
     return EXIT_USAGE if document["result"] == "refused" else EXIT_OK
 
 
-def _instance_sockets(options: argparse.Namespace) -> list[str]:
+def _stop(options: argparse.Namespace) -> int:
+    stop(_admin_sockets(options), sys.stdout)
+    return EXIT_OK
+
+
+def _admin_sockets(options: argparse.Namespace) -> list[str]:
+    """Where to ask: as told, else wherever an instance of this user may answer."""
     if options.socket is not None:
         return [options.socket]
     if options.config is not None:
         return [load_settings(options.config).admin.socket]
-    return list(quickstart.admin_sockets(os.environ))
+    return quickstart.admin_sockets(os.environ)
 
 
 def _supervise(settings: Settings, load: Callable[[], Settings] | None = None) -> int:

@@ -147,7 +147,10 @@ TOP_LEVEL_GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
             "resolve_interval_secs",
         ),
     ),
-    ("Other times", ("tunnel_idle_timeout_secs", "drain_timeout_secs", "worker_heartbeat_timeout_secs")),
+    (
+        "Other times",
+        ("tunnel_idle_timeout_secs", "drain_delay_secs", "drain_timeout_secs", "worker_heartbeat_timeout_secs"),
+    ),
     (
         "Messages",
         ("max_request_head_bytes", "max_request_headers", "max_response_head_bytes", "underscores_in_headers"),

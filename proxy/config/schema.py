@@ -400,6 +400,17 @@ class Settings(Model):
         3600,
         description="Inactivity of both sides of a WebSocket or other tunnel. Long, because silence is normal there.",
     )
+    drain_delay_secs: float = Field(
+        0,
+        ge=0,
+        le=604_800,
+        allow_inf_nan=False,
+        title="seconds",
+        description=(
+            "At a stop, /readyz answers 503 for so long before anything is refused, so that a load balancer has taken "
+            "this instance out by then."
+        ),
+    )
     drain_timeout_secs: Seconds = Field(
         30, description="At a stop, exchanges in flight may take so long to finish; then they are cut off."
     )

@@ -18,17 +18,21 @@ from dataclasses import dataclass
 import uvloop
 
 from proxy.config.schema import Settings
-from proxy.master import status
+from proxy.master import exposition, status
 from proxy.master.commands import ControlEnd
 from proxy.master.endpoint import Answer, Endpoint, get_only, text_answer
+from proxy.master.metrics import EventCounts, Observed, render
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
+from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter, EventLog
 
 SOURCE = "control"
 MASTER_SECS = 45.0
 """For the master to answer: a reload waits for the workers."""
 ADMIN_CONNECTION_SECS = 60.0
+DRAINING = "draining"
+"""Why /readyz is red from the first signal on, also while workers still accept (drain_delay_secs)."""
 CLOSE_SECS = 3.0
 """At the end, for a slow log to take its last lines."""
 
@@ -37,12 +41,14 @@ CLOSE_SECS = 3.0
 class ControlContext:
     """What the master hands over.
 
-    ``facts``: what does not change while it runs, for the status document. ``cells``: this process's own page.
+    ``facts``: what does not change while it runs, for the status document. ``cells``: this process's own page;
+    ``master_cells``: the master's.
     """
 
     settings: Settings
     book: CounterBook
     cells: memoryview
+    master_cells: memoryview
     read_end: socket.socket
     channel: socket.socket
     health: socket.socket | None
@@ -85,7 +91,8 @@ async def _serve(context: ControlContext) -> None:
     if context.health is not None:
         probes = {
             "/healthz": lambda: _probe(status.unhealthy(context.book, _now_ms())),
-            "/readyz": lambda: _probe(status.unready(context.book, _now_ms())),
+            "/readyz": lambda: _probe(_unready(context)),
+            "/metrics": lambda: _metrics(context, log),
         }
         endpoints.append(
             Endpoint(
@@ -111,6 +118,10 @@ def _reopen(log: EventLog, reporter: ChannelReporter) -> None:
     log.reopen()
     # Said here and not by the master: the line belongs into the new file.
     reporter.report("logs.reopened", "the logs are opened again", level="info")
+
+
+def _unready(context: ControlContext) -> str:
+    return DRAINING if context.cells[counters.DRAINING] else status.unready(context.book, _now_ms())
 
 
 def _probe(reason: str) -> Answer:
@@ -167,12 +178,26 @@ def _status(context: ControlContext, log: EventLog, facts: Mapping[str, object],
         **facts,
         "control_pid": os.getpid(),
         "uptime_secs": round(time.monotonic() - context.started_at, 3),
-        "ready": not status.unready(context.book, now_ms),
+        "ready": not _unready(context),
         "workers": status.workers(context.book, permits, now_ms),
         "totals": status.totals(context.book),
         "events": {"written": log.lines_written, "suppressed": log.lines_suppressed},
     }
     return _json_answer(200, document)
+
+
+def _metrics(context: ControlContext, log: EventLog) -> Answer:
+    publish_descriptors(context.cells)
+    observed = Observed(
+        book=context.book,
+        processes={"control": context.cells, "master": context.master_cells},
+        permits=context.permits,
+        facts=context.facts,
+        events=EventCounts(log.lines_written, log.lines_suppressed, log.lines_dropped, log.occurrences, log.suppressed),
+        start_time=time.time() - (time.monotonic() - context.started_at),
+        ready=not _unready(context),
+    )
+    return Answer(200, render(observed), exposition.CONTENT_TYPE)
 
 
 def _now_ms() -> int:

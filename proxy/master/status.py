@@ -25,9 +25,16 @@ WORKER_KEYS: tuple[tuple[str, int], ...] = (
 )
 
 NOT_SUMMED = frozenset(
-    {counters.PID, counters.READY, counters.HEARTBEAT_MS, counters.DESCRIPTORS_OPEN, counters.DESCRIPTORS_LIMIT}
+    {
+        counters.PID,
+        counters.READY,
+        counters.HEARTBEAT_MS,
+        counters.DESCRIPTORS_OPEN,
+        counters.DESCRIPTORS_LIMIT,
+        counters.DRAINING,
+    }
 )
-"""Cells whose sum over processes means nothing: descriptors are a limit of each process."""
+"""Cells whose sum over workers means nothing: descriptors are a limit of each process."""
 
 
 def unhealthy(book: CounterBook, now_ms: int) -> str:

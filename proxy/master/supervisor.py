@@ -41,6 +41,7 @@ from proxy.master.traces import RemoteTraceback, Traces
 from proxy.master.watch import HangWatch
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
+from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter, open_channel
 from proxy.worker.context import WorkerContext
 
@@ -53,6 +54,7 @@ DRAIN_GRACE_SECS = 5.0
 HELPER_STOP_SECS = 5.0
 IMPATIENT_STOP_SECS = 3.0
 """After a second signal a worker cuts what is under way, logs it and ends; so much later it is killed."""
+IMPATIENT_TICK_SECS = 0.1
 
 _STOP = frozenset({signal.SIGTERM, signal.SIGINT})
 _SIGNALS = _STOP | {signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP, signal.SIGIO}
@@ -114,7 +116,7 @@ class Supervisor:
         self._commands = MasterEnd()
         self._orders: dict[int, tuple[socket.socket, socket.socket]] = {}
         self._book = CounterBook(plan.workers, *row_names(settings))
-        self._control_book = CounterBook(1)
+        self._control_book = CounterBook(2)  # the control process's page, and the master's
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
         self._upbringing = Upbringing(privileges, Traces())
@@ -125,6 +127,7 @@ class Supervisor:
         self._flushed_at = 0.0
         self._notifier = Notifier(os.environ)
         self._stopping = False
+        self._impatient = False
         self._sender = 0
         self._make_live = live
         self._live: LiveLine | None = None
@@ -149,6 +152,7 @@ class Supervisor:
                 if self._make_live is not None:
                     self._live = self._make_live(self._plan.budget.max_connections)
                 self._supervise()
+                self._delay_drain()
         finally:
             self._stop()
         return EXIT_OK
@@ -257,6 +261,7 @@ class Supervisor:
             settings=self._settings,
             book=self._book,
             cells=self._control_book.page(0),
+            master_cells=self._control_book.page(1),
             read_end=self._read_end,
             channel=self._channel,
             health=self._bound.health,
@@ -305,21 +310,35 @@ class Supervisor:
             if number is not None and number in _STOP:
                 self._report_stopping(number)
                 return
-            if number == signal.SIGIO:
-                self._obey()
-            if number == signal.SIGHUP:
-                self._reload()
-            if self._confirmation is not None and time.monotonic() >= self._confirmation[0]:
-                self._go_back()
-            if number == signal.SIGUSR1:
-                make_logs(self._settings, self._upbringing.privileges)
-                for child in (self._control, *self._workers):
-                    child.send(signal.SIGUSR1)
-            for child, end in self._reap():
-                pause_secs = child.ended(time.monotonic())
-                self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)
-            self._look_for_hangs()
-            self._restart_due()
+            self._tend(number)
+
+    def _delay_drain(self) -> None:
+        """Serve on with readiness red, for a balancer to notice. One more signal ends this and everything at once."""
+        ends_at = time.monotonic() + self._settings.drain_delay_secs
+        while (left_secs := ends_at - time.monotonic()) > 0:
+            number = self._next_signal(min(left_secs, self._timeout_secs()))
+            if number is not None and number in _STOP:
+                self._impatient = True
+                return
+            self._tend(number)
+
+    def _tend(self, number: int | None) -> None:
+        """What goes on while the workers serve, after a wait that ended with the signal ``number``."""
+        if number == signal.SIGIO:
+            self._obey()
+        if number == signal.SIGHUP:
+            self._reload()
+        if self._confirmation is not None and time.monotonic() >= self._confirmation[0]:
+            self._go_back()
+        if number == signal.SIGUSR1:
+            make_logs(self._settings, self._upbringing.privileges)
+            for child in (self._control, *self._workers):
+                child.send(signal.SIGUSR1)
+        for child, end in self._reap():
+            pause_secs = child.ended(time.monotonic())
+            self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)
+        self._look_for_hangs()
+        self._restart_due()
 
     # Reload.
 
@@ -423,6 +442,7 @@ class Supervisor:
         if now - self._flushed_at >= TICK_SECS:
             self._flushed_at = now
             self._reporter.flush()
+            publish_descriptors(self._control_book.page(1))
             if self._live is not None:
                 self._live.draw(self._book, now)
         if found is None:
@@ -468,6 +488,7 @@ class Supervisor:
 
     def _report_stopping(self, number: int) -> None:
         self._stopping = True
+        self._control_book.page(0)[counters.DRAINING] = 1
         self._notifier.stopping()
         # A signal of the kernel, such as a terminal's, has no sender.
         sender = f"pid {self._sender} ({command_of(self._sender)})" if self._sender else "terminal"
@@ -511,15 +532,19 @@ class Supervisor:
         for child in children:
             child.restart_at = None
             child.send(signal.SIGTERM)
-        deadline = time.monotonic() + timeout_secs
+        deadline = time.monotonic() + (min(timeout_secs, IMPATIENT_STOP_SECS) if self._impatient else timeout_secs)
         self._reap()
         killed = False
         while any(child.pid is not None for child in children):
             left_secs = deadline - time.monotonic()
-            number = self._next_signal(TICK_SECS if killed else min(TICK_SECS, max(0.0, left_secs)))
+            tick_secs = IMPATIENT_TICK_SECS if self._impatient else TICK_SECS
+            number = self._next_signal(tick_secs if killed else min(tick_secs, max(0.0, left_secs)))
             self._reap()
             if number in _STOP:
+                self._impatient = True
                 deadline = min(deadline, time.monotonic() + IMPATIENT_STOP_SECS)
+            if self._impatient and not killed:
+                # More than once: two that come together count as one with the kernel.
                 for child in children:
                     child.send(signal.SIGTERM)
             if killed or left_secs > 0:

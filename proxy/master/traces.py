@@ -15,7 +15,7 @@ _REGION_BYTES = 1024 * 1024
 """Of addresses, not of memory: only what was written takes room."""
 _READ_BYTES = 64 * 1024
 _MAX_FRAMES = 24
-_FRAME = re.compile(r'File "(?:.*/)?((?:[^/"]+/)?[^/"]+)", line (\d+) in (.+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (.+)')
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - not an error of this process
@@ -61,7 +61,7 @@ def shorten(text: str) -> str:
         if line.startswith(("Thread ", "Current thread ")):
             parts.append([])
         frame = _FRAME.search(line)
-        short = f"{frame[1]}:{frame[2]} {frame[3]}" if frame else line.strip()
+        short = f"{'/'.join(frame[1].split('/')[-2:])}:{frame[2]} {frame[3]}" if frame else line.strip()
         if short and len(parts[-1]) <= _MAX_FRAMES:
             parts[-1].append(short)
     head, *threads = parts

@@ -84,6 +84,7 @@ NAMES: tuple[str, ...] = (
     "loop_lag_max_us",
     "listeners_open",
     "logs_open",
+    "draining",
 )
 
 PID = 0
@@ -138,6 +139,8 @@ LOOP_LAG_US = 47
 LOOP_LAG_MAX_US = 48
 LISTENERS_OPEN = 49
 LOGS_OPEN = 50
+DRAINING = 51
+"""Of the control process's page alone, written by the master: the end, or the delay before it, has begun."""
 
 ACCEPT_ERRNOS: Final = (
     *("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN"),

@@ -473,6 +473,11 @@ class Exchange:
             self._tunnel.end()
         self._end(self._status or CLIENT_GONE)
 
+    def end_tunnel(self) -> None:
+        """Close both sides of an open tunnel in order, after what is buffered. Without one nothing happens."""
+        if self._tunnel is not None:
+            self._tunnel.end()
+
     def client_stopped_reading(self) -> None:
         """The client took nothing of what was buffered for too long."""
         self._context.cells[TIMEOUTS_WRITE] += 1

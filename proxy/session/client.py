@@ -363,6 +363,9 @@ class ClientSession:
             self._closing = True
             self._stream.close()
 
+    def end_tunnel(self) -> None:
+        """The last step of a drain. Only what has been upgraded has one."""
+
     def released(self) -> None:
         """The descriptor is closed: the last thing that happens to a session."""
         cells, stream = self._context.cells, self._stream

@@ -224,6 +224,11 @@ class Http1Session(ClientSession):
         exchange, self._exchange = self._exchange, None
         self.answered(close, clean=exchange is not None and exchange.request_done)
 
+    def end_tunnel(self) -> None:
+        """See ``ClientSession``."""
+        if self._exchange is not None:
+            self._exchange.end_tunnel()
+
     def released(self) -> None:
         """See ``ClientSession``: an exchange ends with its connection, whatever ended that."""
         self._give_up()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -24,8 +22,6 @@ from proxy.net.accept import AcceptLoop
 from proxy.net.admission import Permit, Permits
 from proxy.observe.counters import (
     CONNECTIONS_OPEN,
-    DESCRIPTORS_LIMIT,
-    DESCRIPTORS_OPEN,
     HEARTBEAT_MS,
     LISTENERS_OPEN,
     LOGS_OPEN,
@@ -36,7 +32,9 @@ from proxy.observe.counters import (
     READY,
     REDIRECT_OPEN,
     REQUESTS_ACTIVE,
+    TUNNELS_OPEN,
 )
+from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter
 from proxy.observe.refusals import RefusalRing
 from proxy.observe.tallies import Tallies
@@ -57,6 +55,8 @@ OnListenerAccept = Callable[[BoundListener, bytes, socket.socket, object, Permit
 
 HEARTBEAT_SECS = 0.5
 LOG_FLUSH_SECS = 2.0
+TUNNEL_CLOSE_SECS = 2.0
+"""So long before a drain's timeout tunnels are closed, while there is still time to do it in order."""
 LAGS_KEPT = 60
 """Heartbeats over which the largest lag of the event loop is told: half a minute."""
 
@@ -217,8 +217,8 @@ class Worker:
         permit.release()
         self._sessions.discard(session)
         session.released()
-        if self._relay.draining and not self._sessions:
-            self._done.set()
+        if self._relay.draining:
+            self._go_on_draining()
 
     # -- the next generation -----------------------------------------------------------------------------------------
 
@@ -274,9 +274,21 @@ class Worker:
         self._cells[READY] = 0
         for session in list(self._sessions):
             session.drain()
+        self._go_on_draining()
+        timeout_secs = self._generation.settings.drain_timeout_secs
+        self._loop.call_later(max(timeout_secs / 2, timeout_secs - TUNNEL_CLOSE_SECS), self._end_tunnels)
+        self._loop.call_later(timeout_secs, self._done.set)
+
+    def _go_on_draining(self) -> None:
         if not self._sessions:
             self._done.set()
-        self._loop.call_later(self._generation.settings.drain_timeout_secs, self._done.set)
+        elif len(self._sessions) <= self._cells[TUNNELS_OPEN]:
+            # Tunnels never end by themselves, so they do not keep the process; but all else comes first.
+            self._end_tunnels()
+
+    def _end_tunnels(self) -> None:
+        for session in list(self._sessions):
+            session.end_tunnel()
 
     # -- the heartbeat -----------------------------------------------------------------------------------------------
 
@@ -291,11 +303,7 @@ class Worker:
         self._tallies.publish()
         cells[REQUESTS_ACTIVE] = sum(relay.requests_active for relay in self._relays)
         self._pool.publish()
-        soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        cells[DESCRIPTORS_LIMIT] = 0 if soft == resource.RLIM_INFINITY else soft
-        # Without a descriptor to look with, the last number stands. The folder's own descriptor is among them.
-        with contextlib.suppress(OSError):
-            cells[DESCRIPTORS_OPEN] = len(os.listdir("/proc/self/fd")) - 1
+        publish_descriptors(cells)
         self._beat_due = monotonic() + HEARTBEAT_SECS
         self._loop.call_later(HEARTBEAT_SECS, self._beat)
 

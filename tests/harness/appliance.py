@@ -44,12 +44,20 @@ Nofile = int | tuple[int, int]
 """A soft and hard RLIMIT_NOFILE, one number for both."""
 
 
-def _command(arguments: tuple[str, ...], nofile: Nofile | None) -> list[str]:
+def _command(arguments: tuple[str, ...], nofile: Nofile | None, prelude: str = "") -> list[str]:
     program = [sys.executable, "-m", "proxy", *arguments]
+    if prelude:
+        main = f"{prelude}\nimport sys\nfrom proxy.cli import main\nsys.exit(main())"
+        program = [sys.executable, "-c", main, *arguments]
     if nofile is None:
         return program
     soft, hard = (nofile, nofile) if isinstance(nofile, int) else nofile
     return ["prlimit", f"--nofile={soft}:{hard}", "--", *program]
+
+
+def handed_over(sockets: Sequence[socket.socket], command: list[str]) -> list[str]:
+    """``command`` as a service manager runs it that hands ``sockets`` over; to be started with them as ``pass_fds``."""
+    return [sys.executable, "-c", _HAND_OVER, ",".join(str(sock.fileno()) for sock in sockets), *command]
 
 
 def cli(*arguments: str, nofile: Nofile | None = None, timeout_secs: float = 30.0) -> subprocess.CompletedProcess[str]:
@@ -67,6 +75,7 @@ class Appliance:
     port, a redirect and a health listener on others, state, logs and the admin socket below ``folder``, and
     (with ``upstream``) one site for any host. An address that ends in ``:0`` gets a free port. ``inherit`` are
     listening sockets that are handed over as a service manager would (LISTEN_FDS), named s0, s1 and so on.
+    ``prelude`` is Python that the program runs before anything else, to plant a fault.
     """
 
     def __init__(
@@ -77,9 +86,11 @@ class Appliance:
         upstream: str | None = None,
         nofile: Nofile | None = None,
         inherit: Sequence[socket.socket] = (),
+        prelude: str = "",
     ) -> None:
         self.folder = folder
         self._inherit = inherit
+        self._prelude = prelude
         self.path = folder / "proxy.toml"
         self.config: Config = {}
         self.nofile = nofile
@@ -111,10 +122,10 @@ class Appliance:
 
     def _spawn(self) -> None:
         with self._stdout.open("ab") as out, self._stderr.open("ab") as err:
-            command = _command(("run", "--config", str(self.path)), self.nofile)
+            command = _command(("run", "--config", str(self.path)), self.nofile, self._prelude)
             numbers = [sock.fileno() for sock in self._inherit]
             if numbers:
-                command = [sys.executable, "-c", _HAND_OVER, ",".join(map(str, numbers)), *command]
+                command = handed_over(self._inherit, command)
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=numbers)
 
     def _becomes_ready(self) -> bool:
@@ -174,6 +185,9 @@ class Appliance:
         config.setdefault("listeners", [{"address": "127.0.0.1:0"}])
         config.setdefault("sites", [{"hosts": ["*"], "upstreams": ["http://127.0.0.1:9"]}])
         config.setdefault("state_dir", str(self.folder / "state"))
+        if os.geteuid() != 0:
+            # The tests look at descriptors, which a process without core dumps hides from its own user.
+            config.setdefault("core_dumps", True)
         tables: dict[str, Config] = {
             "redirect": {"addresses": ["127.0.0.1:0"]},
             "health": {"address": "127.0.0.1:0"},
