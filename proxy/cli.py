@@ -163,11 +163,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.pid_file is not None and not options.daemon:
         raise ConfigError("--pid-file is the daemon's: it needs --daemon")
     path = os.path.abspath(options.config)  # the daemon's working directory is another
-    load = functools.partial(load_settings, path)
-    settings = load_settings(options.config)
+    load = functools.partial(_load_for_daemon if options.daemon else load_settings, path)
+    settings = load()
     if not options.daemon:
         return _supervise(settings, load)
-    require_log_files(settings)
     inherited = take_inherited(os.environ)  # they are meant for this process, not for the one that it forks
     return daemonize(
         lambda on_ready: Supervisor(settings, run_worker, load=load, inherited=inherited, on_ready=on_ready).run(),
@@ -175,6 +174,12 @@ def _run(options: argparse.Namespace) -> int:
         core_dumps=settings.core_dumps,
         keep=[sock.fileno() for sock in inherited.sockets.values()],
     )
+
+
+def _load_for_daemon(path: str) -> Settings:
+    settings = load_settings(path)
+    require_log_files(settings)
+    return settings
 
 
 def _check(options: argparse.Namespace) -> int:

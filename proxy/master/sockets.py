@@ -83,7 +83,11 @@ class BoundSockets:
     # A reload.
 
     def extend(self, listen: ListenPlan) -> Extension:
-        """Bind what ``listen`` has and this has not. Raises StartError, leaving everything as it was."""
+        """Bind what ``listen`` has and this has not.
+
+        Raises StartError, or ConfigError where it leaves out what is inherited: leaving everything as it was.
+        """
+        self._inherited.require_configured(listen.addresses())
         missing = [address for address in _traffic(listen) if address not in self._rows]
         listeners.probe(missing)
         rows: dict[Address, Row] = {}

@@ -362,9 +362,11 @@ class Supervisor:
             return Outcome("refused", running.number, errors=["this instance has no configuration file to reload"])
         if self._confirmation is not None:
             return Outcome("refused", running.number, errors=["a reload waits to be confirmed: confirm it first"])
-        outcome = self._reloader.reload(self._load, dry_run=dry_run)
         if dry_run:
-            return outcome
+            return self._reloader.reload(self._load, dry_run=True)
+        self._notifier.reloading()
+        outcome = self._reloader.reload(self._load, dry_run=False)
+        self._notifier.ready()
         if outcome.accepted and confirm_secs is not None:
             outcome.confirm_secs = confirm_secs
             self._confirmation = (time.monotonic() + confirm_secs, running)

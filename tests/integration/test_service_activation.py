@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartAppliance
-from tests.harness import Appliance, connect_tls, wait_until
+from tests.harness import Appliance, cli, connect_tls, wait_until
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -109,6 +109,17 @@ def test_a_socket_that_the_configuration_does_not_have_is_refused(manager: Manag
         message = _refusal(tmp_path, manager, [*manager.sockets, stray])
         assert f"a socket (descriptor 6, s3) on 127.0.0.1:{stray.getsockname()[1]}, where no listener" in message
         assert f"127.0.0.1:{manager.https}" in message
+
+
+def test_a_reload_cannot_leave_a_socket_of_the_manager_out(manager: Manager, appliance: StartAppliance) -> None:
+    one = appliance(manager.config(), inherit=manager.sockets)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        free = other.getsockname()[1]
+    one.path.write_text(one.path.read_text().replace(f"127.0.0.1:{manager.https}", f"127.0.0.1:{free}"))
+    reload = cli("reload", "--socket", one.admin_socket)
+    assert reload.returncode == 2
+    assert f"hands over a socket (descriptor 3, s0) on 127.0.0.1:{manager.https}" in reload.stderr
+    assert status_of(manager.https) == 502
 
 
 def test_what_is_no_listening_socket_is_refused(manager: Manager, tmp_path: Path) -> None:

@@ -168,6 +168,14 @@ def test_a_log_on_a_closed_stream_is_refused(daemon: Daemon, key: str, stream: s
     assert f'{key}.path = "{stream}" leads nowhere: set it to a file' in started.stderr
 
 
+def test_a_reload_cannot_bring_a_log_on_a_closed_stream(daemon: Daemon) -> None:
+    assert cli(*daemon.arguments()).returncode == 0
+    daemon.path.write_text(daemon.path.read_text().replace(str(daemon.folder / "events.log"), "stderr"))
+    reload = cli("reload", "--socket", daemon.admin)
+    assert reload.returncode == 2
+    assert 'event_log.path = "stderr" leads nowhere' in reload.stderr
+
+
 def test_a_pid_file_needs_a_daemon(daemon: Daemon) -> None:
     started = cli("run", "--config", str(daemon.path), "--pid-file", str(daemon.pid_file))
     assert (started.returncode, daemon.pid_file.exists()) == (2, False)

@@ -45,6 +45,13 @@ def test_a_run_under_a_manager(manager: socket.socket, appliance: StartAppliance
 
         for _ in range(3):
             hear(manager, b"WATCHDOG=1")
+
+        os.kill(one.pid, signal.SIGHUP)
+        while (message := manager.recv(4096).decode()) == "WATCHDOG=1":
+            pass
+        assert message.startswith("RELOADING=1\nMONOTONIC_USEC=")
+        assert manager.recv(4096) == b"READY=1"
+
         os.kill(one.pid, signal.SIGTERM)
         while (message := manager.recv(4096).decode()) == "WATCHDOG=1":
             pass
