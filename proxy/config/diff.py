@@ -10,6 +10,9 @@ from proxy.config.schema import Settings, Site
 
 NOT_LIVE = (
     "workers",
+    "user",
+    "group",
+    "core_dumps",
     "state_dir",
     "health",
     "admin",

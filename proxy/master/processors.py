@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from proxy.config.schema import MAX_WORKERS
 _ROOT = Path("/")
 
 
+@functools.cache  # a running instance keeps its number of workers, also where a reload plans anew
 def available_processors(root: Path = _ROOT) -> int:
     """Processors by affinity, bounded by the CPU quotas of this process's cgroups, rounded up; 1 to MAX_WORKERS.
 

@@ -120,7 +120,7 @@ class Supervisor:
         self._read_end, self._channel = open_channel()
         self._reporter = ChannelReporter("master", self._channel, None)
         self._upbringing = Upbringing(privileges, Traces())
-        self._watch = HangWatch(settings.worker_heartbeat_timeout_secs, READY_TIMEOUT_SECS, self._reporter)
+        self._watch = HangWatch(READY_TIMEOUT_SECS, self._reporter)
         self._helper_sockets = [helper.sock for helper in helpers]
         self._pid = os.getpid()
         self._started_at = time.monotonic()
@@ -426,7 +426,7 @@ class Supervisor:
 
     def _look_for_hangs(self) -> None:
         now = time.monotonic()
-        self._watch.begin(now)
+        self._watch.begin(now, self._settings.worker_heartbeat_timeout_secs)
         for slot, child in enumerate(self._workers):
             self._watch.look(child, self._book.page(slot), now)
 

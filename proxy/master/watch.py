@@ -27,17 +27,18 @@ class _Watched:
 class HangWatch:
     """Judges workers by the heartbeat that each writes to its page twice a second. ``look`` is called each second."""
 
-    def __init__(self, timeout_secs: float, start_timeout_secs: float, reporter: Reporter) -> None:
+    def __init__(self, start_timeout_secs: float, reporter: Reporter) -> None:
         """``start_timeout_secs``: how long a worker may take until it is ready for the first time."""
-        self._timeout_secs = timeout_secs
+        self._timeout_secs = 0.0
         self._start_timeout_secs = start_timeout_secs
         self._reporter = reporter
         self._watched: dict[str, _Watched] = {}
         self._looked_at: float | None = None
         self._judged_from = 0.0
 
-    def begin(self, now: float) -> None:
-        """Note that a round of looks begins at ``now`` (monotonic seconds)."""
+    def begin(self, now: float, timeout_secs: float) -> None:
+        """A round of looks begins at ``now`` (monotonic seconds); ``timeout_secs``: how old a heartbeat may be."""
+        self._timeout_secs = timeout_secs
         if self._looked_at is not None and now - self._looked_at >= PAUSE_SECS:
             self._judged_from = now
         self._looked_at = now

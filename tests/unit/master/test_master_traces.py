@@ -97,7 +97,7 @@ class Scene:
     def __init__(self) -> None:
         SENT.clear()
         self.reports = Reports()
-        self.watch = HangWatch(30, 60, self.reports)
+        self.watch = HangWatch(60, self.reports)
         self.cells = counters.private_cells()
         self.child = Fake("worker 0", lambda: 0, lambda _error: None, pid=4711, started_at=1000.0)
         self.now = 1000.0
@@ -113,7 +113,7 @@ class Scene:
         return SENT
 
     def look(self) -> None:
-        self.watch.begin(self.now)
+        self.watch.begin(self.now, 30)
         self.watch.look(self.child, self.cells, self.now)
 
 
