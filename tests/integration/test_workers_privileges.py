@@ -173,3 +173,25 @@ def test_a_log_that_the_user_cannot_write_is_a_configuration_error(tmp_path: Pat
     ended = cli(command, "--config", write(tmp_path, user="nobody", **logs))
     assert ended.returncode == 2
     assert f'access_log.path = "{log}" is not writable by user nobody' in ended.stderr
+
+
+@as_root
+def test_commands_reach_the_master_through_a_control_process_of_another_user(
+    appliance: StartAppliance, upstream: Callable[..., RawUpstream], logs: Config
+) -> None:
+    one = appliance({"workers": 2, "user": "nobody", **logs}, upstream=upstream().url)
+    wait_until(lambda: any(" started " in line for line in one.event_lines()), "the master supervises")
+    for socket_of in ("status", "reload"):
+        ended = cli(socket_of, "--socket", one.admin_socket)
+        assert ended.returncode == 0, ended.stderr
+    served(one)
+    changed = {**one.config, "user": "daemon", "max_connections": 77}
+    one.path.write_text(to_toml(changed))
+    ended = cli("reload", "--socket", one.admin_socket)
+    assert ended.returncode == 0, ended.stderr
+    assert "user" in ended.stdout, "that it needs a restart is said"
+    assert one.status()["generation"] == 3
+    assert {proc_status(pid)["Uid"].split()[0] for pid in one.workers} == {str(NOBODY.pw_uid)}
+    ended = cli("stop", "--socket", one.admin_socket)
+    assert ended.returncode == 0, ended.stderr
+    wait_until(lambda: not one.running, "it has ended")
