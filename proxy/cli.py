@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import setproctitle
+
 from proxy import __version__
 from proxy.budget import Limits, parse_limits, process_limits
 from proxy.config.load import load_settings
@@ -54,6 +56,8 @@ Access log: {access_log}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command. Returns the exit status: 0 good, 1 a fault of this host or moment, 2 usage or configuration."""
     _secure_standard_descriptors()
+    # It finds the memory of the title beside the environment's first variable: before one of those is taken out.
+    setproctitle.getproctitle()
     try:
         options = _parser().parse_args(arguments)
         status: int = options.command(options)

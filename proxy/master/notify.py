@@ -39,6 +39,7 @@ class Notifier:
     def ready(self) -> None:
         """All workers accept connections; also the end of a reload."""
         self._send("READY=1")
+        self._status_at = 0.0  # what was told while they started is over
 
     def reloading(self) -> None:
         """A reload begins; ``ready`` ends it. The time says which signal it belongs to (Type=notify-reload)."""

@@ -6,12 +6,15 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import StartAppliance
-from tests.harness import wait_until
+from tests.harness import Appliance, wait_until
+from tests.harness.processes import title
 
 WATCHDOG_SECS = 0.6
 
@@ -78,6 +81,20 @@ def test_the_watchdog_bites_when_no_worker_beats(manager: socket.socket, applian
             os.kill(worker, signal.SIGCONT)
         manager.settimeout(20)
         hear(manager, b"WATCHDOG=1")
+
+
+def test_processes_have_titles_whichever_variable_comes_first(tmp_path: Path) -> None:
+    one = Appliance(tmp_path)
+    one.start()
+    one.stop()
+    command = [sys.executable, "-m", "proxy", "run", "--config", str(one.path)]
+    with subprocess.Popen(command, env={"NOTIFY_SOCKET": "/nonexistent", "LISTEN_FDS": "0", "LANG": "C"}) as process:
+        try:
+            wait_until(lambda: title(process.pid) == "reverse-proxy: master", "the title is set", 30)
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
+            one.forget()
 
 
 def test_a_path_as_address(tmp_path: Path, appliance: StartAppliance, monkeypatch: pytest.MonkeyPatch) -> None:
