@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import errno
 import functools
+import ipaddress
 import json
 import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
+from urllib.parse import urlencode
 
 import setproctitle
 
@@ -25,9 +27,11 @@ from proxy.master.activation import take_inherited
 from proxy.master.check import check
 from proxy.master.daemonize import daemonize, require_log_files
 from proxy.master.live import LiveLine
-from proxy.master.status_client import ask, fetch_status, show_reload, show_status
+from proxy.master.status_client import ask, fetch_status, look, show_reload, show_status
 from proxy.master.stop import stop
 from proxy.master.supervisor import Helper, Supervisor
+from proxy.master.tables import show_budget, show_level, show_why
+from proxy.observe.record import LEVELS
 from proxy.worker.main import run_worker
 
 PROGRAM = "reverse-proxy"
@@ -152,6 +156,23 @@ def _parser() -> argparse.ArgumentParser:
     stopping = commands.add_parser("stop", help="drain a running instance and wait for its end", allow_abbrev=False)
     _ask_where(stopping)
     stopping.set_defaults(command=_stop)
+
+    budget = commands.add_parser("budget", help="who holds and may need how many descriptors", allow_abbrev=False)
+    _ask_where(budget)
+    budget.add_argument("--json", action="store_true", help="for programs")
+    budget.set_defaults(command=_budget)
+
+    level = commands.add_parser("log-level", help="the event log's level, shown or changed", allow_abbrev=False)
+    level.add_argument("level", nargs="?", choices=list(LEVELS), metavar="LEVEL", help=" ".join(LEVELS))
+    _ask_where(level)
+    level.add_argument("--json", action="store_true", help="for programs")
+    level.set_defaults(command=_log_level)
+
+    why = commands.add_parser("why", help="the last refused or cut connections, with the reason", allow_abbrev=False)
+    why.add_argument("address", nargs="?", type=_address, metavar="ADDRESS", help="only of this client")
+    _ask_where(why)
+    why.add_argument("--json", action="store_true", help="for programs")
+    why.set_defaults(command=_why)
     return parser
 
 
@@ -241,11 +262,30 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    document = fetch_status(_admin_sockets(options))
+    return _show(options, fetch_status(_admin_sockets(options)), show_status)
+
+
+def _budget(options: argparse.Namespace) -> int:
+    return _show(options, look(_admin_sockets(options), "/budget"), show_budget)
+
+
+def _why(options: argparse.Namespace) -> int:
+    target = "/why" if options.address is None else f"/why?{urlencode({'address': options.address})}"
+    return _show(options, look(_admin_sockets(options), target), show_why)
+
+
+def _log_level(options: argparse.Namespace) -> int:
+    paths = _admin_sockets(options)
+    if options.level is None:
+        return _show(options, look(paths, "/log-level"), show_level)
+    return _show(options, ask(paths, "/log-level", {"level": options.level}), show_level)
+
+
+def _show(options: argparse.Namespace, document: dict[str, Any], show: Callable[[dict[str, Any], TextIO], None]) -> int:
     if options.json:
         print(json.dumps(document, indent=2))
     else:
-        show_status(document, sys.stdout)
+        show(document, sys.stdout)
     return EXIT_OK
 
 
@@ -317,6 +357,13 @@ def _limits(text: str) -> Limits:
         return parse_limits(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an IP address") from None
 
 
 def _port(text: str) -> int:

@@ -7,18 +7,20 @@ event loop.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import uvloop
 
 from proxy.config.schema import Settings
 from proxy.master import exposition, status
+from proxy.master.admin import Look, json_answer, looking_handler
+from proxy.master.budget_live import budget_document
 from proxy.master.commands import ControlEnd
 from proxy.master.endpoint import Answer, Endpoint, get_only, text_answer
 from proxy.master.metrics import EventCounts, Observed, render
@@ -55,7 +57,7 @@ class ControlContext:
     admin: socket.socket
     commands: socket.socket
     permits: Sequence[int]
-    facts: Mapping[str, object]
+    facts: Mapping[str, Any]
     started_at: float
 
 
@@ -76,8 +78,18 @@ async def _serve(context: ControlContext) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, _reopen, log, reporter)
 
-    admin = Admin(context, log, loop)
-    endpoints = [
+    endpoints: list[Endpoint] = []
+    admin = Admin(context, loop)
+    admin.looks = looking_handler(
+        context.book,
+        log,
+        reporter,
+        {
+            "/status": lambda: _status(context, log, admin.facts, admin.permits),
+            "/budget": lambda: _budget(context, log, admin.facts, endpoints),
+        },
+    )
+    endpoints += [
         Endpoint(
             loop,
             context.admin,
@@ -92,7 +104,7 @@ async def _serve(context: ControlContext) -> None:
         probes = {
             "/healthz": lambda: _probe(status.unhealthy(context.book, _now_ms())),
             "/readyz": lambda: _probe(_unready(context)),
-            "/metrics": lambda: _metrics(context, log),
+            "/metrics": lambda: _metrics(context, log, admin.facts, admin.permits),
         }
         endpoints.append(
             Endpoint(
@@ -131,68 +143,84 @@ def _probe(reason: str) -> Answer:
 class Admin:
     """The admin API: status from what is here, everything else by asking the master."""
 
-    def __init__(self, context: ControlContext, log: EventLog, loop: asyncio.AbstractEventLoop) -> None:
-        self._context = context
-        self._log = log
-        self._facts = context.facts
-        self._permits = context.permits
+    def __init__(self, context: ControlContext, loop: asyncio.AbstractEventLoop) -> None:
+        self.facts = context.facts
+        self.permits = context.permits
+        """Of the configuration that is in force, as ``facts``."""
+        self.looks: Look | None = None
+        """What answers where nothing is asked of the master."""
         self._master = ControlEnd(loop, context.commands, self._on_news)
         self._master.start()
 
     def handle(self, method: str, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
         """See ``Handler``."""
-        if path == "/status" and method in ("GET", "HEAD"):
-            return _status(self._context, self._log, self._facts, self._permits)
         operation = {"/reload": "reload", "/confirm": "confirm"}.get(path)
-        if operation is None and path != "/status":
-            return text_answer(404, "not found: /status /reload /confirm")
-        if operation is None or method != "POST":
-            allow = "POST" if operation else "GET, HEAD"
-            return Answer(405, f"only {allow}\n".encode(), allow=allow)
+        if operation is None:
+            return text_answer(404, "not found") if self.looks is None else self.looks(method, path, query)
+        if method != "POST":
+            return Answer(405, b"only POST\n", allow="POST")
         return self._ask(operation, query)
 
     async def _ask(self, operation: str, query: Mapping[str, str]) -> Answer:
         try:
             confirm_secs = float(query["confirm_secs"]) if "confirm_secs" in query else None
         except ValueError:
-            return _json_answer(400, {"result": "refused", "errors": ["confirm_secs is not a number"]})
+            return json_answer(400, {"result": "refused", "errors": ["confirm_secs is not a number"]})
         try:
             document = await self._master.ask(
                 operation, MASTER_SECS, dry_run=query.get("dry_run") == "1", confirm_secs=confirm_secs
             )
         except (TimeoutError, OSError):
-            return _json_answer(503, {"result": "failed", "errors": ["the master did not answer"]})
-        return _json_answer(409 if document["result"] == "refused" else 200, document)
+            return json_answer(503, {"result": "failed", "errors": ["the master did not answer"]})
+        return json_answer(409 if document["result"] == "refused" else 200, document)
 
-    def _on_news(self, facts: Mapping[str, object], permits: Sequence[int]) -> None:
-        self._facts, self._permits = facts, permits
-
-
-def _json_answer(status_code: int, document: Mapping[str, object]) -> Answer:
-    return Answer(status_code, json.dumps(document).encode() + b"\n", "application/json")
+    def _on_news(self, facts: Mapping[str, Any], permits: Sequence[int]) -> None:
+        self.facts, self.permits = facts, permits
 
 
-def _status(context: ControlContext, log: EventLog, facts: Mapping[str, object], permits: Sequence[int]) -> Answer:
+def _status(
+    context: ControlContext, log: EventLog, facts: Mapping[str, Any], permits: Sequence[int]
+) -> Mapping[str, object]:
     now_ms = _now_ms()
-    document = {
+    return {
         **facts,
         "control_pid": os.getpid(),
         "uptime_secs": round(time.monotonic() - context.started_at, 3),
         "ready": not _unready(context),
+        "reasons": _unready(context).splitlines(),
         "workers": status.workers(context.book, permits, now_ms),
         "totals": status.totals(context.book),
-        "events": {"written": log.lines_written, "suppressed": log.lines_suppressed},
+        "refused": status.refused(context.book),
+        "backends": status.backends(context.book),
+        "events": {"written": log.lines_written, "suppressed": log.lines_suppressed, "level": log.level},
     }
-    return _json_answer(200, document)
 
 
-def _metrics(context: ControlContext, log: EventLog) -> Answer:
+def _budget(
+    context: ControlContext, log: EventLog, facts: Mapping[str, Any], endpoints: Sequence[Endpoint]
+) -> Mapping[str, object]:
+    publish_descriptors(context.cells)
+    book, master = context.book, context.master_cells
+    pages = {f"worker {slot}": book.page(slot) for slot in range(book.slots)}
+    own = {f"{endpoint.label} connections": endpoint.connections for endpoint in endpoints}
+    listening = len(endpoints)
+    known = {
+        SOURCE: {**own, "listening sockets": listening, "logs": log.descriptors},
+        "master": {
+            "listening sockets": max(0, master[counters.LISTENERS_OPEN] - listening),
+            "control's listening sockets": listening,
+        },
+    }
+    return budget_document(facts["budget"], pages | {SOURCE: context.cells, "master": master}, known)
+
+
+def _metrics(context: ControlContext, log: EventLog, facts: Mapping[str, Any], permits: Sequence[int]) -> Answer:
     publish_descriptors(context.cells)
     observed = Observed(
         book=context.book,
         processes={"control": context.cells, "master": context.master_cells},
-        permits=context.permits,
-        facts=context.facts,
+        permits=permits,
+        facts=facts,
         events=EventCounts(log.lines_written, log.lines_suppressed, log.lines_dropped, log.occurrences, log.suppressed),
         start_time=time.time() - (time.monotonic() - context.started_at),
         ready=not _unready(context),

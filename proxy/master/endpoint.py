@@ -72,6 +72,8 @@ class Endpoint:
         reporter: Reporter,
         connection_secs: float | None = None,
     ) -> None:
+        self.label = label
+        self._permits = Permits(max_connections)
         self._loop = loop
         self._handler = handler
         self._connection_secs = CONNECTION_SECS if connection_secs is None else connection_secs
@@ -81,11 +83,16 @@ class Endpoint:
             loop,
             listener,
             label=label,
-            permits=Permits(max_connections),
+            permits=self._permits,
             on_accept=self._on_accept,
             reporter=reporter,
             cells=None,
         )
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open now."""
+        return self._permits.held
 
     def start(self) -> None:
         self._accept.start()

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.master.exposition import Exposition, Labels, Sample
+from proxy.master.status import backend_sums, cell_sums, refused
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
-from proxy.observe.refusals import refusal_counts
 from proxy.observe.rows import (
-    BACKEND_CELLS,
     BACKEND_EJECTED,
     BACKEND_FAILURES,
     BACKEND_IDLE,
@@ -165,8 +164,7 @@ def _limits(out: Exposition, observed: Observed) -> None:
         "Failures of accept(2).",
         [({"errno": name}, count) for name, count in zip(counters.ACCEPT_ERRNOS, errors, strict=True)],
     )
-    noted, unnoted = (sum(counts) for counts in zip(*_refusals(book), strict=True))
-    out.counter("refusals_total", "Connections and requests that were refused or cut.", noted + unnoted)
+    out.counter("refusals_total", "Connections and requests that were refused or cut.", refused(book))
 
 
 def _descriptors(out: Exposition, observed: Observed) -> None:
@@ -211,11 +209,7 @@ def _traffic(out: Exposition, book: CounterBook) -> None:
 
 
 def _backends(out: Exposition, book: CounterBook) -> None:
-    rows = Rows(book.page(0))
-    sums = {
-        label: _sums(book, rows.layout.backends + row * BACKEND_CELLS, BACKEND_CELLS)
-        for label, row in rows.backends().items()
-    }
+    sums = backend_sums(book)
     shown = {label: cells for label, cells in sums.items() if label != OTHER or any(cells)}
     out.gauge(
         "upstream_backend_connections",
@@ -257,20 +251,10 @@ def _by_label(book: CounterBook, label: str, cells: tuple[tuple[str, int], ...])
     return [({label: value}, book.total(cell)) for value, cell in cells]
 
 
-def _refusals(book: CounterBook) -> list[tuple[int, int]]:
-    return [refusal_counts(book.page(slot)) for slot in range(book.slots)]
-
-
-def _sums(book: CounterBook, at: int, size: int) -> list[int]:
-    """The sums over all workers of so many cells."""
-    parts = [book.page(slot)[at : at + size].tolist() for slot in range(book.slots)]
-    return parts[0] if len(parts) == 1 else [sum(column) for column in zip(*parts, strict=True)]
-
-
 def _requests(book: CounterBook) -> Iterator[Sample]:
     rows = Rows(book.page(0))
     for site, row in rows.sites().items():
-        cells = _sums(book, rows.layout.requests + row * REQUEST_CELLS, REQUEST_CELLS)
+        cells = cell_sums(book, rows.layout.requests + row * REQUEST_CELLS, REQUEST_CELLS)
         if any(cells):
             names = ((method, code) for method in METHODS for code in CODES)
             for (method, code), count in zip(names, cells, strict=True):
@@ -281,7 +265,7 @@ def _requests(book: CounterBook) -> Iterator[Sample]:
 def _durations(book: CounterBook) -> Iterator[tuple[Labels, list[int], float]]:
     rows = Rows(book.page(0))
     for site, row in rows.sites().items():
-        cells = _sums(book, rows.layout.durations + row * DURATION_CELLS, DURATION_CELLS)
+        cells = cell_sums(book, rows.layout.durations + row * DURATION_CELLS, DURATION_CELLS)
         if site != OTHER or any(cells):
             yield {"site": site}, cells[:BUCKETS], cells[SUM_AT] / 1_000_000
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
+from proxy.observe.refusals import refusal_counts
+from proxy.observe.rows import BACKEND_CELLS, OTHER, Rows
 
 HEARTBEAT_LIMIT_MS = 5000
 """A worker beats twice a second; one that has not for so long does not count as alive."""
@@ -22,6 +24,9 @@ WORKER_KEYS: tuple[tuple[str, int], ...] = (
     ("requests_active", counters.REQUESTS_ACTIVE),
     ("descriptors_open", counters.DESCRIPTORS_OPEN),
     ("descriptors_limit", counters.DESCRIPTORS_LIMIT),
+    ("restarts", counters.RESTARTS),
+    ("loop_lag_us", counters.LOOP_LAG_US),
+    ("loop_lag_max_us", counters.LOOP_LAG_MAX_US),
 )
 
 NOT_SUMMED = frozenset(
@@ -32,6 +37,8 @@ NOT_SUMMED = frozenset(
         counters.DESCRIPTORS_OPEN,
         counters.DESCRIPTORS_LIMIT,
         counters.DRAINING,
+        counters.LOOP_LAG_US,
+        counters.LOOP_LAG_MAX_US,
     }
 )
 """Cells whose sum over workers means nothing: descriptors are a limit of each process."""
@@ -44,7 +51,10 @@ def unhealthy(book: CounterBook, now_ms: int) -> str:
 
 
 def unready(book: CounterBook, now_ms: int) -> str:
-    """Why the appliance is not ready, a line for each worker that is not; empty when all accept connections."""
+    """Why the appliance is not ready, a line for each worker that is not; empty when all accept connections.
+
+    Where some do accept, the first line says that it is degraded and how many are left.
+    """
     reasons = []
     for slot in range(book.slots):
         cells = book.page(slot)
@@ -53,7 +63,25 @@ def unready(book: CounterBook, now_ms: int) -> str:
             reason = f"worker {slot} is starting or draining"
         if reason:
             reasons.append(reason)
+    accepting = book.slots - len(reasons)
+    if reasons and accepting:
+        reasons.insert(0, f"degraded: {accepting} of {book.slots} workers accept connections")
     return "\n".join(reasons)
+
+
+def backends(book: CounterBook) -> list[dict[str, object]]:
+    """The backends that have a row, with their state summed over the workers."""
+    found: list[dict[str, object]] = []
+    for label, cells in backend_sums(book).items():
+        if label != OTHER or any(cells):
+            state = dict(zip(("open", "idle", "ejected", "failures"), cells, strict=False))
+            found.append({"backend": label, **state})
+    return found
+
+
+def refused(book: CounterBook) -> int:
+    """Connections and requests that were refused or cut, since the start."""
+    return sum(sum(refusal_counts(book.page(slot))) for slot in range(book.slots))
 
 
 def workers(book: CounterBook, permits: Sequence[int], now_ms: int) -> list[dict[str, object]]:
@@ -74,6 +102,21 @@ def workers(book: CounterBook, permits: Sequence[int], now_ms: int) -> list[dict
 def totals(book: CounterBook) -> Mapping[str, int]:
     """Every counter by its name, summed over the workers."""
     return {name: book.total(index) for index, name in enumerate(counters.NAMES) if index not in NOT_SUMMED}
+
+
+def cell_sums(book: CounterBook, at: int, size: int) -> list[int]:
+    """The sums over all workers of ``size`` cells from ``at`` on."""
+    parts = [book.page(slot)[at : at + size].tolist() for slot in range(book.slots)]
+    return parts[0] if len(parts) == 1 else [sum(column) for column in zip(*parts, strict=True)]
+
+
+def backend_sums(book: CounterBook) -> dict[str, list[int]]:
+    """Each backend's row, summed over all workers."""
+    rows = Rows(book.page(0))
+    return {
+        label: cell_sums(book, rows.layout.backends + row * BACKEND_CELLS, BACKEND_CELLS)
+        for label, row in rows.backends().items()
+    }
 
 
 def _age_ms(cells: memoryview, now_ms: int) -> int | None:

@@ -1,4 +1,4 @@
-"""`reverse-proxy status`: asks the admin socket and shows the answer."""
+"""Asks the admin socket of a running instance; `reverse-proxy status` shows the answer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 from urllib.parse import urlencode
 
-from rich.console import Console
 from rich.table import Table
 
 from proxy.errors import ConfigError, StartError
+from proxy.master.tables import console_for, table
 
+STATUS = "/status"
 TIMEOUT_SECS = 5.0
 ACTION_TIMEOUT_SECS = 60.0
-_WIDTH_WITHOUT_TERMINAL = 160
 
 
 def fetch_status(paths: Sequence[str]) -> dict[str, Any]:
@@ -24,11 +24,28 @@ def fetch_status(paths: Sequence[str]) -> dict[str, Any]:
 
     Raises StartError when nobody does, with where it looked, and ConfigError when several do.
     """
+    return _find(paths)[1]
+
+
+def look(paths: Sequence[str], target: str) -> dict[str, Any]:
+    """What the one instance that answers on one of ``paths`` shows at ``target``. Raises as ``fetch_status``."""
+    path, _ = _find(paths)
+    try:
+        document = json.loads(_get(path, target))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise StartError(f"the instance on {path} does not show {target}: {error}") from error
+    if not isinstance(document, dict):
+        raise StartError(f"the instance on {path} does not show {target} as it should")
+    return document
+
+
+def _find(paths: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The socket of the one instance that answers, and its status."""
     answers: dict[str, bytes] = {}
     failures = []
     for path in paths:
         try:
-            answers[path] = _get(path)
+            answers[path] = _get(path, STATUS)
         except (OSError, http.client.HTTPException) as error:
             failures.append(f"{path} ({getattr(error, 'strerror', None) or type(error).__name__})")
     if len(answers) > 1:
@@ -40,7 +57,7 @@ def fetch_status(paths: Sequence[str]) -> dict[str, Any]:
             document = None
         if not isinstance(document, dict):
             raise StartError(f"what answers on {path} is not a reverse-proxy")
-        return document
+        return path, document
     raise StartError("no instance answers; looked at " + ", ".join(failures))
 
 
@@ -49,18 +66,14 @@ def ask(paths: Sequence[str], path: str, query: dict[str, str]) -> dict[str, Any
 
     Raises StartError when nobody answers, ConfigError when several would.
     """
-    alive = [name for name in paths if _answers(name)]
-    if len(alive) > 1:
-        raise ConfigError("several instances answer: choose one with --socket " + " or --socket ".join(alive))
-    if not alive:
-        raise StartError("no instance answers; looked at " + ", ".join(paths))
+    socket_path, _ = _find(paths)  # first, so that nothing is changed where several answer
     try:
-        status_code, body = _request(alive[0], "POST", f"{path}?{urlencode(query)}", ACTION_TIMEOUT_SECS)
+        status_code, body = _request(socket_path, "POST", f"{path}?{urlencode(query)}", ACTION_TIMEOUT_SECS)
         document = json.loads(body)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise StartError(f"the instance on {alive[0]} gave no answer ({error})") from error
+        raise StartError(f"the instance on {socket_path} gave no answer ({error})") from error
     if not isinstance(document, dict) or status_code == http.client.SERVICE_UNAVAILABLE:
-        raise StartError(f"the instance on {alive[0]} could not do it: {body.decode('utf-8', 'replace').strip()}")
+        raise StartError(f"the instance on {socket_path} could not do it: {body.decode('utf-8', 'replace').strip()}")
     return document
 
 
@@ -82,24 +95,27 @@ def show_reload(document: dict[str, Any], stream: TextIO) -> None:
 
 def show_status(document: dict[str, Any], stream: TextIO) -> None:
     """For people: tables, with colours only on a terminal."""
-    terminal = stream.isatty()
-    # Names of certificates and hosts come from files: nothing in them is markup.
-    console = Console(
-        file=stream, markup=False, emoji=False, highlight=False, width=None if terminal else _WIDTH_WITHOUT_TERMINAL
-    )
+    console = console_for(stream)
     state = "ready" if document["ready"] else "not ready"
     console.print(
         f"reverse-proxy {document['version']}, pid {document['pid']}, up {_duration(document['uptime_secs'])}, {state}",
         style="bold green" if document["ready"] else "bold red",
     )
+    for reason in document["reasons"]:
+        console.print(reason, style="red")
     totals, events = document["totals"], document["events"]
     console.print(
         f"permits held {totals['connections_open']} of {document['permits']}, requests {totals['requests']}"
         f" (2xx {totals['responses_2xx']}, 3xx {totals['responses_3xx']}, 4xx {totals['responses_4xx']},"
-        f" 5xx {totals['responses_5xx']}), events {events['written']} written, {events['suppressed']} suppressed"
+        f" 5xx {totals['responses_5xx']}), refused or cut {document['refused']},"
+        f" events {events['written']} written, {events['suppressed']} suppressed (level {events['level']})"
     )
     console.print(_listeners(document["listeners"]))
     console.print(_workers(document["workers"]))
+    if document["backends"]:
+        columns = ("backend", "open", "idle", "left out", "failures")
+        keys = ("backend", "open", "idle", "ejected", "failures")
+        console.print(table(columns, 1, [[one[key] for key in keys] for one in document["backends"]]))
 
 
 def _listeners(listeners: Sequence[dict[str, Any]]) -> Table:
@@ -114,22 +130,23 @@ def _listeners(listeners: Sequence[dict[str, Any]]) -> Table:
 
 def _workers(workers: Sequence[dict[str, Any]]) -> Table:
     columns = ("worker", "pid", "state", "connections", "permits", "upstream", "tunnels", "requests", "descriptors")
-    table = Table(*columns)
-    for column in table.columns[3:]:
-        column.justify = "right"
-    for one in workers:
-        table.add_row(
-            str(one["slot"]),
-            str(one["pid"] or "-"),
+    rows = [
+        (
+            one["slot"],
+            one["pid"],
             "ready" if one["ready"] else "not ready",
-            str(one["connections"]),
+            one["connections"],
             f"{one['permits_held']} of {one['permits']}",
-            str(one["upstream_open"]),
-            str(one["tunnels"]),
-            str(one["requests"]),
+            one["upstream_open"],
+            one["tunnels"],
+            one["requests"],
             f"{one['descriptors_open']} of {one['descriptors_limit']}",
+            one["restarts"],
+            f"{one['loop_lag_max_us'] / 1000:.1f} ms",
         )
-    return table
+        for one in workers
+    ]
+    return table((*columns, "restarts", "lag"), 3, rows)
 
 
 def _duration(secs: float) -> str:
@@ -140,19 +157,11 @@ def _duration(secs: float) -> str:
     return " ".join(f"{value} {unit}" for value, unit in parts if value) or "0 s"
 
 
-def _get(path: str) -> bytes:
-    status_code, body = _request(path, "GET", "/status", TIMEOUT_SECS)
+def _get(path: str, target: str) -> bytes:
+    status_code, body = _request(path, "GET", target, TIMEOUT_SECS)
     if status_code != http.client.OK:
         raise http.client.HTTPException(f"status {status_code}")
     return body
-
-
-def _answers(path: str) -> bool:
-    try:
-        _get(path)
-    except (OSError, http.client.HTTPException):
-        return False
-    return True
 
 
 def _request(path: str, method: str, target: str, timeout_secs: float) -> tuple[int, bytes]:

@@ -445,6 +445,8 @@ class Supervisor:
             self._flushed_at = now
             self._reporter.flush()
             publish_descriptors(self._control_book.page(1))
+            listening = sum(sock.fileno() >= 0 for sock in self._bound.all)
+            self._control_book.page(1)[counters.LISTENERS_OPEN] = listening
             if self._live is not None:
                 self._live.draw(self._book, now)
         if found is None:

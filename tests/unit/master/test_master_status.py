@@ -24,7 +24,10 @@ def book(*workers: tuple[int, int]) -> CounterBook:
 def test_one_beating_worker_is_enough_to_be_alive_but_not_to_be_ready() -> None:
     half = book((10, 1), (status.HEARTBEAT_LIMIT_MS, 1))
     assert status.unhealthy(half, NOW_MS) == ""
-    assert status.unready(half, NOW_MS) == "worker 1 has given no heartbeat for 5.0 s"
+    assert status.unready(half, NOW_MS).splitlines() == [
+        "degraded: 1 of 2 workers accept connections",
+        "worker 1 has given no heartbeat for 5.0 s",
+    ]
 
 
 def test_without_a_beating_worker_each_reason_is_told() -> None:
