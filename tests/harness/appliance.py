@@ -75,7 +75,8 @@ class Appliance:
     port, a redirect and a health listener on others, state, logs and the admin socket below ``folder``, and
     (with ``upstream``) one site for any host. An address that ends in ``:0`` gets a free port. ``inherit`` are
     listening sockets that are handed over as a service manager would (LISTEN_FDS), named s0, s1 and so on.
-    ``prelude`` is Python that the program runs before anything else, to plant a fault.
+    ``prelude`` is Python that the program runs before anything else, to plant a fault; ``through`` is a command that
+    runs it (setpriv).
     """
 
     def __init__(
@@ -87,10 +88,12 @@ class Appliance:
         nofile: Nofile | None = None,
         inherit: Sequence[socket.socket] = (),
         prelude: str = "",
+        through: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self._inherit = inherit
         self._prelude = prelude
+        self._through = through
         self.path = folder / "proxy.toml"
         self.config: Config = {}
         self.nofile = nofile
@@ -123,6 +126,7 @@ class Appliance:
     def _spawn(self) -> None:
         with self._stdout.open("ab") as out, self._stderr.open("ab") as err:
             command = _command(("run", "--config", str(self.path)), self.nofile, self._prelude)
+            command = [*self._through, *command]
             numbers = [sock.fileno() for sock in self._inherit]
             if numbers:
                 command = handed_over(self._inherit, command)

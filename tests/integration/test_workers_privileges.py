@@ -166,6 +166,16 @@ def test_an_unknown_user_is_a_configuration_error(
 
 
 @as_root
+def test_root_without_capabilities_is_held_to_file_modes(tmp_path: Path, logs: Config) -> None:
+    log = Path(logs["access_log"]["path"])
+    log.touch(0o600)
+    os.chown(log, NOBODY.pw_uid, NOBODY.pw_gid)
+    ended = cli("check", "--config", write(tmp_path, **logs))
+    assert ended.returncode == 2
+    assert f'access_log.path = "{log}" is not writable by root without capabilities' in ended.stderr
+
+
+@as_root
 @pytest.mark.parametrize("command", ["check", "run"])
 def test_a_log_that_the_user_cannot_write_is_a_configuration_error(tmp_path: Path, command: str, logs: Config) -> None:
     log = Path(logs["access_log"]["path"])
@@ -195,3 +205,34 @@ def test_commands_reach_the_master_through_a_control_process_of_another_user(
     ended = cli("stop", "--socket", one.admin_socket)
     assert ended.returncode == 0, ended.stderr
     wait_until(lambda: not one.running, "it has ended")
+
+
+@as_root
+def test_the_one_capability_of_a_service_is_dropped(upstream: Callable[..., RawUpstream]) -> None:
+    one_capability = "net_bind_service"
+    through = ["setpriv", f"--reuid={NOBODY.pw_uid}", f"--regid={NOBODY.pw_gid}", "--clear-groups"]
+    through += [f"--inh-caps=+{one_capability}", f"--ambient-caps=+{one_capability}"]
+    with tempfile.TemporaryDirectory(prefix="rp-service-") as name:
+        os.chown(name, NOBODY.pw_uid, NOBODY.pw_gid)
+        # Whoever is not root gets core dumps from the harness; here they are refused as by default.
+        config = {"workers": 2, "user": "daemon", "core_dumps": False}
+        one = Appliance(Path(name), config, upstream=upstream().url, through=through)
+        os.chown(Path(one.admin_socket).parent, NOBODY.pw_uid, NOBODY.pw_gid)
+        try:
+            one.start()
+            assert int(proc_status(one.pid)["CapEff"], 16) == int(proc_status(one.pid)["CapAmb"], 16) == 1 << 10
+            for pid in (*one.workers, one.control):
+                found = proc_status(pid)
+                assert found["Uid"].split() == [str(NOBODY.pw_uid)] * 4
+                assert {key: int(found[key], 16) for key in SETS} == dict.fromkeys(SETS, 0)
+                assert found["NoNewPrivs"] == "1"
+                assert Path(f"/proc/{pid}/environ").stat().st_uid == 0, "not dumpable"
+            served(one)
+            wait_until(lambda: any(" user.ignored " in line for line in one.event_lines()), "user is ignored")
+            status = {worker["pid"]: worker["descriptors_open"] for worker in one.status()["workers"]}
+            assert set(status) == set(one.workers)
+            assert all(status.values()), "each reports its own descriptors"
+            one.stop()
+        finally:
+            one.kill()
+            one.forget()
