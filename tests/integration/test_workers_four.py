@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartAppliance
-from tests.harness import Appliance, RawUpstream, Wire, connect_tcp, wait_until
+from tests.harness import Appliance, RawUpstream, Wire, cli, connect_tcp, wait_until
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LAST_REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -144,37 +145,65 @@ def test_a_killed_workers_queue_is_served_by_its_successor(
 # -- TLS sessions
 
 
-def resumed(one: Appliance, version: ssl.TLSVersion, connections: int) -> float:
-    """The part of ``connections`` that resumed the session of the one before."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.minimum_version = context.maximum_version = version
-    session: ssl.SSLSession | None = None
-    reused = 0
-    for _ in range(connections + 1):
-        raw = socket.create_connection(("127.0.0.1", one.port), 10)
-        sock = context.wrap_socket(raw, server_hostname="localhost", session=session)
+class Returning:
+    """A client that offers, on each connection, the session of the one before."""
+
+    def __init__(self, one: Appliance, version: ssl.TLSVersion) -> None:
+        self._one = one
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._context.check_hostname = False
+        self._context.verify_mode = ssl.CERT_NONE
+        self._context.minimum_version = self._context.maximum_version = version
+        self._session: ssl.SSLSession | None = None
+
+    def comes(self) -> bool:
+        """Whether its session was resumed."""
+        raw = socket.create_connection(("127.0.0.1", self._one.port), 10)
+        sock = self._context.wrap_socket(raw, server_hostname="localhost", session=self._session)
         with Wire(sock) as client:
-            reused += bool(sock.session_reused)
             assert client.request(REQUEST).status == 200  # in 1.3 the ticket comes with it
-            session = sock.session
-    return reused / connections
+            self._session = sock.session
+            return bool(sock.session_reused)
+
+    def part_resumed(self, connections: int) -> float:
+        """Of so many connections."""
+        return sum(self.comes() for _ in range(connections)) / connections
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+BOTH = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+
+
+@BOTH
 def test_sessions_resume_across_workers(
     appliance: StartAppliance, upstream: Callable[..., RawUpstream], version: ssl.TLSVersion
 ) -> None:
     one = appliance({"workers": WORKERS}, upstream=upstream().url)
-    assert resumed(one, version, 60) >= 0.95
+    client = Returning(one, version)
+    assert not client.comes(), "it has none yet"
+    assert client.part_resumed(60) >= 0.95
     assert sum(requests > 0 for requests in held(one, "requests")) >= 3, "they landed on different workers"
     supervised(one)
     before = set(one.workers)
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not before & set(one.workers) and one.ready(), "new workers are ready")
-    assert resumed(one, version, 20) >= 0.95
+    assert client.part_resumed(20) >= 0.95
+
+
+@BOTH
+def test_sessions_outlive_a_certificate(
+    appliance: StartAppliance, upstream: Callable[..., RawUpstream], version: ssl.TLSVersion
+) -> None:
+    one = appliance({"workers": WORKERS}, upstream=upstream().url)
+    supervised(one)
+    client = Returning(one, version)
+    client.comes()
+    old = ssl.get_server_certificate(("127.0.0.1", one.port))
+    shutil.rmtree(one.folder / "state" / "selfsigned")
+    ended = cli("reload", "--socket", one.admin_socket)
+    assert ended.returncode == 0, ended.stderr
+    assert ssl.get_server_certificate(("127.0.0.1", one.port)) != old, "another certificate is served"
+    assert client.part_resumed(40) >= 0.95
 
 
 def s_client(one: Appliance, *options: str) -> str:
