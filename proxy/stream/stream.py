@@ -207,6 +207,18 @@ class Stream:
         """
         self._loop.call_soon(self._watch_again)
 
+    def register(self, poll: select.poll) -> int:
+        """Have ``poll`` look for an error or the end of both directions, and nothing else. Returns the descriptor."""
+        poll.register(self._fd, 0)
+        return self._fd
+
+    def reset_seen(self) -> None:
+        """``poll`` found what the loop has not told: end, after what there is to read."""
+        if self._reading and not self._dropping:
+            self.keep_watching()
+        elif not self.closed:
+            self._lose(ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)))
+
     def _watch_again(self) -> None:
         if self._reading and not self.closed and not self._dropping:
             try:
