@@ -119,6 +119,11 @@ def _appliance(out: Exposition, observed: Observed) -> None:
     control = processes.get("control")
     if control is not None:
         out.counter("control_restarts_total", "As of workers, of the control process.", control[counters.RESTARTS])
+    master = processes.get("master")
+    if master is not None:
+        results = (("accepted", counters.RELOADS_ACCEPTED), ("refused", counters.RELOADS_REFUSED))
+        out.counter("reloads_total", "Reloads.", [({"result": result}, master[cell]) for result, cell in results])
+    out.gauge("generation", "The number of the configuration in force.", observed.facts.get("generation", 1))
     out.gauge(
         "event_loop_lag_seconds",
         "How late the worker's last heartbeat was.",
