@@ -260,11 +260,10 @@ def _requests(book: CounterBook) -> Iterator[Sample]:
     rows = Rows(book.page(0))
     for site, row in rows.sites().items():
         cells = cell_sums(book, rows.layout.requests + row * REQUEST_CELLS, REQUEST_CELLS)
-        if any(cells):
-            names = ((method, code) for method in METHODS for code in CODES)
-            for (method, code), count in zip(names, cells, strict=True):
-                if count:
-                    yield {"site": site, "method": method, "code": code or OTHER}, count
+        for at, count in enumerate(cells):
+            if count:
+                method, code = divmod(at, len(CODES))
+                yield {"site": site, "method": METHODS[method], "code": CODES[code] or OTHER}, count
 
 
 def _durations(book: CounterBook) -> Iterator[tuple[Labels, list[int], float]]:
