@@ -15,7 +15,7 @@ import pytest
 
 from proxy.stream.stream import HIGH_WATER_BYTES, TlsStream
 from tests.unit.stream.rig import Recorder, Rig, read_all
-from tests.unit.tls.pki import Authority, listener_tls
+from tests.unit.tls.pki import Authority
 
 MIB = 1 << 20
 
@@ -25,7 +25,9 @@ class Contexts:
 
     def __init__(self, folder: Path) -> None:
         authority = Authority(folder)
-        self.server = listener_tls(authority.issue("localhost")).context
+        certificate = authority.issue("localhost")
+        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.server.load_cert_chain(certificate["chain"], certificate["key"])
         self.client = authority.client()
 
 
