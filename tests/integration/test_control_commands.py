@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from proxy.master.status_client import look
 from tests.conftest import StartAppliance
 from tests.harness import Appliance, RawUpstream, cli, descriptor_count, wait_until
 
@@ -48,7 +49,7 @@ def test_budget_shows_each_consumer_live_and_at_worst(
 
         def sums() -> dict[str, int]:
             found: dict[str, int] = {}
-            for process in command(one, "budget")["processes"]:
+            for process in look([one.admin_socket], "/budget")["processes"]:
                 if process["name"].startswith("worker"):
                     for item in process["items"]:
                         label = item["label"].partition(" (")[0]
@@ -60,7 +61,7 @@ def test_budget_shows_each_consumer_live_and_at_worst(
         wait_until(lambda: sums()["listening sockets"] == 8, "each of four workers has two")
 
         def is_true() -> bool:
-            workers = command(one, "budget")["processes"][:4]
+            workers = look([one.admin_socket], "/budget")["processes"][:4]
             sums = [sum(item["live"] or 0 for item in process["items"]) for process in workers]
             opened = [process["open"] for process in workers]
             return sums == opened and sorted(opened) == sorted(map(descriptor_count, one.workers))
@@ -108,7 +109,7 @@ def test_why_tells_reasons_by_client(appliance: StartAppliance) -> None:
 def test_a_silent_client_is_told_with_its_reason(appliance: StartAppliance) -> None:
     one = appliance({"workers": 1, "tls_handshake_timeout_secs": 0.3})
     with socket.create_connection(("127.0.0.1", one.port)):
-        wait_until(lambda: command(one, "why")["refusals"], "the silent client is told")
+        wait_until(lambda: look([one.admin_socket], "/why")["refusals"], "the silent client is told")
     (entry,) = command(one, "why")["refusals"]
     assert (entry["reason"], entry["status"]) == ("handshake-timeout", 0)
 
