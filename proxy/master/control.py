@@ -33,6 +33,7 @@ SOURCE = "control"
 MASTER_SECS = 45.0
 """For the master to answer: a reload waits for the workers."""
 ADMIN_CONNECTION_SECS = 60.0
+MAX_CONFIRM_SECS = 86_400
 DRAINING = "draining"
 """Why /readyz is red from the first signal on, also while workers still accept (drain_delay_secs)."""
 CLOSE_SECS = 3.0
@@ -165,7 +166,10 @@ class Admin:
         try:
             confirm_secs = float(query["confirm_secs"]) if "confirm_secs" in query else None
         except ValueError:
-            return json_answer(400, {"result": "refused", "errors": ["confirm_secs is not a number"]})
+            confirm_secs = 0.0
+        if confirm_secs is not None and not 1 <= confirm_secs <= MAX_CONFIRM_SECS:
+            wanted = f"confirm_secs: wanted a number from 1 to {MAX_CONFIRM_SECS}"
+            return json_answer(400, {"result": "refused", "errors": [wanted]})
         try:
             document = await self._master.ask(
                 operation, MASTER_SECS, dry_run=query.get("dry_run") == "1", confirm_secs=confirm_secs

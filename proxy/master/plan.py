@@ -6,7 +6,6 @@ Nothing here binds a port, so `check` can call all of it beside a running instan
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from proxy.config.schema import AUTO, Settings, UpstreamTls
 from proxy.errors import ConfigError
 from proxy.master.listeners import ListenPlan, plan_listeners
 from proxy.master.processors import available_processors
-from proxy.tls.contexts import ListenerTls, load_certificates, make_base_contexts, upstream_context
+from proxy.tls.contexts import ListenerTls, UpstreamTrust, load_certificates, make_base_contexts, upstream_trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class TlsMaterial:
     """
 
     listeners: tuple[ListenerTls, ...]
-    upstream: Mapping[UpstreamTls, ssl.SSLContext]
+    upstream: Mapping[UpstreamTls, UpstreamTrust]
 
 
 def make_plan(settings: Settings, limits: Limits) -> Plan:
@@ -101,7 +100,7 @@ def load_tls(plan: Plan, *, store: bool) -> TlsMaterial:
         )
         for one in plan.listen.https
     )
-    return TlsMaterial(loaded, {options: upstream_context(options) for options in _upstream_tls(settings)})
+    return TlsMaterial(loaded, {options: upstream_trust(options) for options in _upstream_tls(settings)})
 
 
 def _upstream_tls(settings: Settings) -> set[UpstreamTls]:

@@ -14,13 +14,13 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proxy.budget import process_limits, shares
 from proxy.config.diff import Changes, diff, keep_what_is_not_live
 from proxy.config.effective import effective_https_port
 from proxy.config.schema import Settings
-from proxy.errors import OperatorError, StartError
+from proxy.errors import OperatorError
 from proxy.master.logfiles import make_logs, require_logs
 from proxy.master.plan import Plan, TlsMaterial, load_tls, make_plan, require_budget
 from proxy.master.privileges import Privileges
@@ -56,7 +56,7 @@ class WorkerLine:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a reload. ``result``: accepted, unchanged, refused, or (dry run) would-be-accepted."""
+    """What became of a reload. ``result``: accepted, refused, or (dry run) would-be-accepted."""
 
     result: str
     generation: int
@@ -91,7 +91,8 @@ class _RefusedError(Exception):
 class Reloader:
     """Runs the transaction. ``running`` is what is in force, replaced by a commit.
 
-    ``before_switch`` is called with settings that have passed every check of the master's own.
+    ``before_switch`` is called with settings that have passed every check of the master's own, ``while_waiting`` again
+    and again while workers are waited for.
     """
 
     def __init__(
@@ -101,17 +102,20 @@ class Reloader:
         lines: Callable[[], Sequence[WorkerLine]],
         privileges: Privileges,
         before_switch: Callable[[Settings], None],
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.running = running
         self._bound = bound
         self._lines = lines
         self._privileges = privileges
         self._before_switch = before_switch
+        self._while_waiting = while_waiting
         self._last_number = running.number
 
     def reload(self, load: Callable[[], Settings], *, dry_run: bool = False) -> Outcome:
-        """Load the settings and switch to them; with ``dry_run`` everything but the switch."""
+        """Load the settings and switch to them; with ``dry_run`` everything but the switch. Raises nothing."""
         old = self.running
+        changes = Changes()
         try:
             wanted = load()
             settings = keep_what_is_not_live(old.settings, wanted)
@@ -119,62 +123,55 @@ class Reloader:
             require_budget(plan.budget)
             require_logs(settings, self._privileges)
             tls = load_tls(plan, store=not dry_run)
-            extension = self._bound.extend(plan.listen)
-        except OperatorError as error:
-            return Outcome("refused", old.number, errors=str(error).splitlines())
-        changes = diff(old.settings, wanted, _certificates_changed(old, plan, tls))
-        outcome = Outcome(
-            "accepted",
-            old.number,
-            changes=changes,
-            descriptors={"before": old.plan.budget.needed, "after": plan.budget.needed},
-            warnings=[warning for one in tls.listeners for warning in one.warnings] + list(plan.budget.warnings),
-        )
-        if dry_run:
-            self._bound.drop(extension)
-            outcome.result = "would-be-accepted"
-            return outcome
-        make_logs(settings, self._privileges)
-        self._before_switch(settings)
-        self._last_number += 1
-        running = Running(self._last_number, settings, plan, tls)
-        try:
+            changes = diff(old.settings, wanted, _certificates_changed(old, plan, tls))
+            outcome = Outcome(
+                "accepted",
+                old.number,
+                changes=changes,
+                descriptors={"before": old.plan.budget.needed, "after": plan.budget.needed},
+                warnings=[warning for one in tls.listeners for warning in one.warnings] + list(plan.budget.warnings),
+            )
+            if dry_run:
+                self._bound.examine(plan.listen)
+                outcome.result = "would-be-accepted"
+                return outcome
+            make_logs(settings, self._privileges)
+            self._before_switch(settings)
             _raise_own_limit(plan)
-            self._switch(running, extension)
-        except (_RefusedError, StartError) as error:
-            self._bound.drop(extension)
-            return Outcome("refused", old.number, changes=changes, errors=[str(line) for line in error.args])
-        outcome.generation = running.number
+            outcome.warnings += self._switch(Running(self._next_number(), settings, plan, tls))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the configuration in force goes on
+            return Outcome("refused", old.number, changes=changes, errors=_told(error))
+        outcome.generation = self.running.number
         return outcome
 
     def restore(self, running: Running) -> Outcome:
-        """Go back to a configuration that was in force, from memory: nothing is read again."""
+        """Go back to a configuration that was in force, from memory: nothing is read again. Raises nothing."""
         changes = diff(self.running.settings, running.settings)
+        try:
+            warnings = self._switch(replace(running, number=self._next_number()))
+        except Exception as error:  # noqa: BLE001 - as above
+            return Outcome("refused", self.running.number, changes=changes, errors=_told(error))
+        return Outcome("accepted", self.running.number, changes=changes, warnings=warnings)
+
+    def _next_number(self) -> int:
         self._last_number += 1
-        again = Running(self._last_number, running.settings, running.plan, running.tls)
-        try:
-            extension = self._bound.extend(running.plan.listen)
-        except StartError as error:
-            return Outcome("refused", self.running.number, changes=changes, errors=[str(error)])
-        try:
-            self._switch(again, extension)
-        except _RefusedError as error:
-            self._bound.drop(extension)
-            return Outcome("refused", self.running.number, changes=changes, errors=[str(line) for line in error.args])
-        return Outcome("accepted", again.number, changes=changes)
+        return self._last_number
 
     # The two phases.
 
-    def _switch(self, running: Running, extension: Extension) -> None:
+    def _switch(self, running: Running) -> list[str]:
+        """Bind, have every worker prepare, and switch; when this raises, nobody has switched. Returns warnings."""
+        extension = self._bound.extend(running.plan.listen)
         lines = self._lines()
         try:
             for line in lines:
                 self._send_prepare(line, running, extension)
-            self._await(lines, orders.PREPARED, running.number, PREPARE_SECS)
-        except _RefusedError:
+            _require_none(self._await(lines, orders.PREPARED, running.number, PREPARE_SECS, all_or_nothing=True))
+        except BaseException:
             for line in lines:
                 with contextlib.suppress(OSError):
                     orders.send(line.channel, Message(orders.ABORT, running.number))
+            self._bound.drop(extension)
             raise
         # From here on the new configuration is in force: a worker that dies now is replaced by one that has it.
         self._bound.adopt(extension, running.plan.listen)
@@ -182,8 +179,7 @@ class Reloader:
         for line in lines:
             with contextlib.suppress(OSError):
                 orders.send(line.channel, Message(orders.COMMIT, running.number))
-        with contextlib.suppress(_RefusedError):
-            self._await(lines, orders.COMMITTED, running.number, COMMIT_SECS)
+        return self._await(lines, orders.COMMITTED, running.number, COMMIT_SECS, all_or_nothing=False)
 
     def _send_prepare(self, line: WorkerLine, running: Running, extension: Extension) -> None:
         settings, plan, workers = running.settings, running.plan, running.plan.workers
@@ -207,6 +203,7 @@ class Reloader:
                 redirect_permits=shares(settings.redirect.max_connections, workers)[line.slot],
                 https_port=effective_https_port(settings),
                 soft_limit=plan.budget.raise_to,
+                cas={options: trust.ca for options, trust in running.tls.upstream.items()},
             )
         )
         try:
@@ -220,38 +217,63 @@ class Reloader:
         finally:
             os.close(payload)
 
-    def _await(self, lines: Sequence[WorkerLine], word: str, number: int, timeout_secs: float) -> None:
-        """Wait until each worker has said ``word``. Raises _RefusedError for one that says no, dies, or is silent."""
+    def _await(
+        self, lines: Sequence[WorkerLine], word: str, number: int, timeout_secs: float, *, all_or_nothing: bool
+    ) -> list[str]:
+        """Wait until each worker has said ``word``; with ``all_or_nothing`` no longer than until one says no, dies or
+        is silent. Returns what went wrong, a line a worker."""
         waiting = {line.channel.fileno(): line for line in lines}
         poll = select.poll()
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
         deadline = time.monotonic() + timeout_secs
-        while waiting:
-            for line in waiting.values():
-                if not line.alive():
-                    raise _RefusedError(f"{line.name} ended meanwhile")
-            if time.monotonic() > deadline:
-                names = ", ".join(line.name for line in waiting.values())
-                raise _RefusedError(f"{names} did not answer in {timeout_secs:.0f} s")
-            for descriptor, _ in poll.poll(_LOOK_SECS * 1000):
-                line = waiting[descriptor]
-                try:
-                    received = orders.receive(line.channel)
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    raise _RefusedError(f"{line.name} cannot be reached: {error.strerror}") from error
-                if received is None:
-                    raise _RefusedError(f"{line.name} ended meanwhile")
-                message, _descriptors = received
-                if message.number != number:
-                    continue  # an answer to a reload that was given up
-                if message.word == orders.FAILED:
-                    raise _RefusedError(f"{line.name}: {message.text}")
-                if message.word == word:
+        troubles: list[str] = []
+        while waiting and not (all_or_nothing and troubles):
+            self._while_waiting()
+            readable = {descriptor for descriptor, _ in poll.poll(_LOOK_SECS * 1000)}
+            is_late = time.monotonic() > deadline
+            for descriptor, line in list(waiting.items()):
+                verdict = _verdict(line, word, number) if descriptor in readable else None
+                if verdict is None and not line.alive():
+                    verdict = f"{line.name} ended meanwhile"
+                if verdict is None and is_late:
+                    verdict = f"{line.name} did not answer in {timeout_secs:.0f} s"
+                if verdict is not None:
                     poll.unregister(descriptor)
                     del waiting[descriptor]
+                    troubles += [verdict] if verdict else []
+        return troubles
+
+
+def _require_none(troubles: list[str]) -> None:
+    if troubles:
+        raise _RefusedError(*troubles)
+
+
+def _told(error: Exception) -> list[str]:
+    """The lines for the operator. What is not theirs to mend is told by its type too."""
+    if isinstance(error, _RefusedError):
+        return [str(line) for line in error.args]
+    text = str(error) if isinstance(error, OperatorError) else f"{type(error).__name__}: {error}"
+    return text.splitlines()
+
+
+def _verdict(line: WorkerLine, word: str, number: int) -> str | None:
+    """From a message that has come: "" for ``word``, a line for the operator when it means no, None when neither."""
+    try:
+        received = orders.receive(line.channel)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        return f"{line.name} cannot be reached: {error.strerror}"
+    if received is None:
+        return f"{line.name} ended meanwhile"
+    message, _descriptors = received
+    if message.number != number:
+        return None  # an answer to a reload that was given up
+    if message.word == orders.FAILED:
+        return f"{line.name}: {message.text}"
+    return "" if message.word == word else None
 
 
 def _certificates_changed(old: Running, plan: Plan, tls: TlsMaterial) -> list[str]:

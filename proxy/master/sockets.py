@@ -87,17 +87,24 @@ class BoundSockets:
 
         Raises StartError, or ConfigError where it leaves out what is inherited: leaving everything as it was.
         """
-        self._inherited.require_configured(listen.addresses())
-        missing = [address for address in _traffic(listen) if address not in self._rows]
-        listeners.probe(missing)
         rows: dict[Address, Row] = {}
         try:
-            for address in missing:
+            for address in self._missing(listen):
                 rows[address] = listeners.bind(address, self._slots)
         except BaseException:
             self.drop(Extension(rows))
             raise
         return Extension(rows)
+
+    def examine(self, listen: ListenPlan) -> None:
+        """Raise what ``extend`` would raise; no client can connect meanwhile."""
+        self._missing(listen)
+
+    def _missing(self, listen: ListenPlan) -> list[Address]:
+        self._inherited.require_configured(listen.addresses())
+        missing = [address for address in _traffic(listen) if address not in self._rows]
+        listeners.probe(missing)
+        return missing
 
     def drop(self, extension: Extension) -> None:
         """The next configuration is not wanted."""

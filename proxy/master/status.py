@@ -22,6 +22,7 @@ WORKER_KEYS: tuple[tuple[str, int], ...] = (
     ("tunnels", counters.TUNNELS_OPEN),
     ("requests", counters.REQUESTS),
     ("requests_active", counters.REQUESTS_ACTIVE),
+    ("generations", counters.GENERATIONS),
     ("descriptors_open", counters.DESCRIPTORS_OPEN),
     ("descriptors_limit", counters.DESCRIPTORS_LIMIT),
     ("restarts", counters.RESTARTS),

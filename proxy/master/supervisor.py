@@ -110,7 +110,7 @@ class Supervisor:
         tls = load_tls(plan, store=True)
         self._bound = BoundSockets(plan, inherited)
         self._reloader = Reloader(
-            Running(1, settings, plan, tls), self._bound, self._worker_lines, privileges, self._give_rows
+            Running(1, settings, plan, tls), self._bound, self._worker_lines, privileges, self._give_rows, self._notify
         )
         self._confirmation: tuple[float, Running] | None = None
         self._commands = MasterEnd()
@@ -172,7 +172,8 @@ class Supervisor:
         while waiting := [name for name, cells in pages.items() if not cells[counters.READY]]:
             if time.monotonic() >= deadline:
                 raise StartError(f"{waiting[0]} was not ready in {READY_TIMEOUT_SECS:.0f} s: see the event log")
-            number = self._next_signal(READY_POLL_SECS)
+            # The others, such as a SIGHUP, stay pending for the supervision.
+            number = self._next_signal(READY_POLL_SECS, _STOP | {signal.SIGCHLD})
             if number is not None and number in _STOP:
                 self._report_stopping(number)
                 return False
@@ -239,7 +240,7 @@ class Supervisor:
             cells=self._book.page(slot),
             channel=self._channel,
             orders=self._orders[slot][1],
-            upstream_contexts=self._tls.upstream,
+            upstream_trust=self._tls.upstream,
         )
 
     def _control_child(self) -> Child:
@@ -358,20 +359,29 @@ class Supervisor:
 
     def _reload(self, *, dry_run: bool = False, confirm_secs: float | None = None) -> Outcome:
         running = self._reloader.running
-        if self._load is None:
-            return Outcome("refused", running.number, errors=["this instance has no configuration file to reload"])
-        if self._confirmation is not None:
-            return Outcome("refused", running.number, errors=["a reload waits to be confirmed: confirm it first"])
+        if not dry_run:
+            self._notifier.reloading()
+        obstacle = self._obstacle()
+        if obstacle or self._load is None:
+            outcome = Outcome("refused", running.number, errors=[obstacle])
+        else:
+            outcome = self._reloader.reload(self._load, dry_run=dry_run)
         if dry_run:
-            return self._reloader.reload(self._load, dry_run=True)
-        self._notifier.reloading()
-        outcome = self._reloader.reload(self._load, dry_run=False)
+            return outcome
         self._notifier.ready()
         if outcome.accepted and confirm_secs is not None:
             outcome.confirm_secs = confirm_secs
             self._confirmation = (time.monotonic() + confirm_secs, running)
         self._report_reload(outcome)
         return outcome
+
+    def _obstacle(self) -> str:
+        """Why no configuration can be loaded now, whatever is in it."""
+        if self._load is None:
+            return "this instance has no configuration file to reload"
+        if self._confirmation is not None:
+            return "a reload waits to be confirmed: `reverse-proxy confirm` keeps it, or wait until it is taken back"
+        return "it is about to stop" if self._stopping else ""
 
     def _confirm(self) -> dict[str, object]:
         if self._confirmation is None:
@@ -420,6 +430,9 @@ class Supervisor:
             )
         self._reporter.flush()
 
+    def _notify(self) -> None:
+        self._notifier.tick(self._book, self._plan.budget.max_connections, time.monotonic(), stopping=self._stopping)
+
     def _give_rows(self, settings: Settings) -> None:
         self._book.assign(*row_names(settings))
 
@@ -437,12 +450,12 @@ class Supervisor:
         due = [child.restart_at - now for child in self._all if child.restart_at is not None]
         return max(0.0, min([TICK_SECS, *due]))
 
-    def _next_signal(self, timeout_secs: float) -> int | None:
+    def _next_signal(self, timeout_secs: float, wanted: frozenset[signal.Signals] = _SIGNALS) -> int | None:
         """Wait for a signal; None when there was none in time. The once-a-second work is done here."""
         timeout_secs = min(timeout_secs, self._notifier.wait_secs(time.monotonic()))
-        found = signal.sigtimedwait(_SIGNALS, timeout_secs)
+        found = signal.sigtimedwait(wanted, timeout_secs)
         now = time.monotonic()
-        self._notifier.tick(self._book, self._plan.budget.max_connections, now, stopping=self._stopping)
+        self._notify()
         if now - self._flushed_at >= TICK_SECS:
             self._flushed_at = now
             self._reporter.flush()
@@ -546,6 +559,8 @@ class Supervisor:
             tick_secs = IMPATIENT_TICK_SECS if self._impatient else TICK_SECS
             number = self._next_signal(tick_secs if killed else min(tick_secs, max(0.0, left_secs)))
             self._reap()
+            if number == signal.SIGIO:
+                self._obey()  # to say no
             if number in _STOP:
                 self._impatient = True
                 deadline = min(deadline, time.monotonic() + IMPATIENT_STOP_SECS)

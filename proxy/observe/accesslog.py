@@ -205,6 +205,12 @@ class AccessLog:
             self.flush()
             self._writer.reopen()
 
+    def finish(self) -> None:
+        """Hand over what is buffered and let the writer end by itself: ``close``, later, need not wait then."""
+        if self._writer is not None:
+            self.flush()
+            self._writer.finish()
+
     def close(self, timeout_secs: float) -> bool:
         """Write what is buffered, for at most ``timeout_secs``, and end. Whether all of it was written."""
         self._loop = None

@@ -87,6 +87,7 @@ NAMES: tuple[str, ...] = (
     "draining",
     "reloads_accepted",
     "reloads_refused",
+    "generations",
 )
 
 PID = 0
@@ -146,6 +147,8 @@ DRAINING = 51
 RELOADS_ACCEPTED = 52
 RELOADS_REFUSED = 53
 """Both of the master's page alone."""
+GENERATIONS = 54
+"""Configurations that a worker still has connections of, the one in force included."""
 
 ACCEPT_ERRNOS: Final = (
     *("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN"),
@@ -183,6 +186,7 @@ GAUGES: tuple[int, ...] = (
     LOOP_LAG_MAX_US,
     LISTENERS_OPEN,
     LOGS_OPEN,
+    GENERATIONS,
 )
 """What a dead process no longer has: open things, its pid, its heartbeat."""
 

@@ -142,6 +142,10 @@ class LineWriter:
         if self._is_file:
             self._queue.put(_REOPEN)
 
+    def finish(self) -> None:
+        """Have the thread end once what is queued is written; ``close`` is still to come."""
+        self._queue.put(_STOP)
+
     def close(self, timeout_secs: float) -> bool:
         """Write what is queued, for at most ``timeout_secs``, and end the thread. Whether all of that was done."""
         if self._thread is None:

@@ -55,7 +55,6 @@ class Prepared:
     """
 
     __slots__ = (
-        "context",
         "fields",
         "group",
         "host",
@@ -70,7 +69,6 @@ class Prepared:
     )
 
     def __init__(self, context: RelayContext, head: RequestHead, route: RouteEntry, path: bytes) -> None:
-        self.context = context
         self.route = route
         self.group: UpstreamGroup = context.groups[route.id]
         self.logged = logged_request(head)

@@ -173,7 +173,29 @@ def load_certificates(
     )
 
 
-def upstream_context(options: UpstreamTls) -> ssl.SSLContext:
+@dataclass(frozen=True, slots=True)
+class UpstreamTrust:
+    """What https upstreams are verified against: ``ca`` is the content of upstream_tls.ca, None for the system's."""
+
+    ca: bytes | None
+    context: ssl.SSLContext
+
+
+def upstream_trust(options: UpstreamTls) -> UpstreamTrust:
+    """Read ``options.ca`` and make the context of it. Raises ``ConfigError`` for what cannot be read or used."""
+    ca = None
+    if options.ca is not None:
+        try:
+            with open(options.ca, "rb") as file:
+                ca = file.read()
+        except OSError as error:
+            raise ConfigError(
+                f"upstream_tls.ca = {options.ca!r} cannot be read by user {os.geteuid()}: {error.strerror}"
+            ) from error
+    return UpstreamTrust(ca, upstream_context(options, ca))
+
+
+def upstream_context(options: UpstreamTls, ca: bytes | None) -> ssl.SSLContext:
     """Return a client-side context that verifies the chain and the host name (``server_hostname`` when wrapping).
 
     An end of stream without close_notify raises ``ssl.SSLEOFError`` if the socket is wrapped with
@@ -186,7 +208,7 @@ def upstream_context(options: UpstreamTls) -> ssl.SSLContext:
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.set_alpn_protocols(ALPN_PROTOCOLS)
-    if options.ca is None:
+    if ca is None:
         context.load_default_certs()
         if not context.cert_store_stats()["x509_ca"] and not _has_trust_folder():
             raise ConfigError(
@@ -194,15 +216,14 @@ def upstream_context(options: UpstreamTls) -> ssl.SSLContext:
                 "install ca-certificates, or set upstream_tls.ca"
             )
         return context
-    where = f"upstream_tls.ca = {options.ca!r}"
     try:
-        context.load_verify_locations(cafile=options.ca)
+        with _as_path(ca) as path:
+            context.load_verify_locations(cafile=path)
     except ssl.SSLError as error:
         raise ConfigError(
-            f"{where}: found no certificate in PEM in it ({error.reason}): name a bundle of CAs"
+            f"upstream_tls.ca = {options.ca!r}: found no certificate in PEM in it ({error.reason}): "
+            "name a bundle of CAs"
         ) from error
-    except OSError as error:
-        raise ConfigError(f"{where} cannot be read by user {os.geteuid()}: {error.strerror}") from error
     return context
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.config.schema import Settings, UpstreamTls
-from proxy.tls.contexts import ListenerTls
+from proxy.tls.contexts import ListenerTls, UpstreamTrust
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +34,4 @@ class WorkerContext:
     cells: memoryview
     channel: socket.socket
     orders: socket.socket
-    upstream_contexts: Mapping[UpstreamTls, ssl.SSLContext]
+    upstream_trust: Mapping[UpstreamTls, UpstreamTrust]

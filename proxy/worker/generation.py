@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from proxy.config.schema import AccessLog as AccessLogSettings
 from proxy.config.schema import Settings, UpstreamTls
 from proxy.observe.accesslog import AccessLog
 from proxy.observe.events import Reporter
@@ -16,10 +16,73 @@ from proxy.observe.tallies import Tallies
 from proxy.relay.context import RelayContext
 from proxy.route.table import RouteEntry, RouteTable
 from proxy.stream.deadlines import Deadlines
+from proxy.tls.contexts import UpstreamTrust, upstream_context
 from proxy.upstream.pool import UpstreamGroup, UpstreamPool
 from proxy.upstream.resolve import Resolver
 
-LOG_CLOSE_SECS = 1.0
+LOG_FINISH_SECS = 2.0
+"""For the writer of a log that is no longer used; what it has not written by then is counted as dropped."""
+
+
+@dataclass(slots=True)
+class _OpenLog:
+    log: AccessLog
+    users: int = 0
+
+
+class OpenLogs:
+    """The access logs of all generations that live: one for the same settings, however often they come and go."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, cells: memoryview, reporter: Reporter) -> None:
+        self._loop = loop
+        self._cells = cells
+        self._reporter = reporter
+        self._open: dict[AccessLogSettings, _OpenLog] = {}
+        self._finishing: set[AccessLog] = set()
+
+    @property
+    def descriptors(self) -> int:
+        """Descriptors that they have for themselves."""
+        return sum(one.log.descriptors for one in self._open.values())
+
+    def take(self, settings: AccessLogSettings) -> AccessLog:
+        """The log that ``settings`` ask for; ``give_back`` follows. Raises OperatorError when it cannot be opened."""
+        one = self._open.get(settings)
+        if one is None:
+            one = self._open[settings] = _OpenLog(AccessLog(settings, self._cells, self._reporter))
+            one.log.attach(self._loop)
+        one.users += 1
+        return one.log
+
+    def give_back(self, settings: AccessLogSettings) -> None:
+        """One that took it needs it no more; the last one's words are written without anybody waiting for it."""
+        one = self._open.get(settings)
+        if one is None:
+            return  # all are closed
+        one.users -= 1
+        if not one.users:
+            del self._open[settings]
+            one.log.finish()
+            self._finishing.add(one.log)
+            self._loop.call_later(LOG_FINISH_SECS, self._finished, one.log)
+
+    def _finished(self, log: AccessLog) -> None:
+        if log in self._finishing:
+            self._finishing.discard(log)
+            log.close(0)
+
+    def reopen(self) -> None:
+        """Log rotation."""
+        for one in self._open.values():
+            one.log.reopen()
+
+    def close(self, timeout_secs: float) -> None:
+        """The end: write what is buffered, for at most ``timeout_secs`` each."""
+        logs = [*(one.log for one in self._open.values()), *self._finishing]
+        self._open.clear()
+        self._finishing.clear()
+        for log in logs:
+            log.close(timeout_secs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +96,9 @@ class Workshop:
     cells: memoryview
     tallies: Tallies
     refusals: RefusalRing
+    logs: OpenLogs
+    alive: weakref.WeakSet[RelayContext] = field(default_factory=weakref.WeakSet)
+    """Every generation that is in force, or prepared, or has a connection left."""
 
 
 class Generation:
@@ -42,7 +108,7 @@ class Generation:
         self,
         workshop: Workshop,
         settings: Settings,
-        upstream_contexts: Mapping[UpstreamTls, ssl.SSLContext],
+        trust: Mapping[UpstreamTls, UpstreamTrust],
         previous: Generation | None,
     ) -> None:
         """Make everything; what is the same in ``previous`` is taken over, with its pooled connections and its health.
@@ -50,36 +116,36 @@ class Generation:
         Raises OperatorError for a log that cannot be opened. Nothing is in use yet: ``discard`` undoes it.
         """
         self.settings = settings
-        self._previous = previous
-        self.owns_log = previous is None or previous.settings.access_log != settings.access_log
-        if previous is None or self.owns_log:
-            self.access_log = AccessLog(settings.access_log, workshop.cells, workshop.reporter)
-            self.access_log.attach(workshop.loop)
-        else:
-            self.access_log = previous.access_log
+        self.trust = trust
+        self._logs = workshop.logs
         routes = RouteTable(settings)
         known = {} if previous is None else previous.groups_by_key
         self.groups_by_key: dict[object, UpstreamGroup] = {}
         groups: dict[int, UpstreamGroup] = {}
         for route in routes.routes:
-            key = _group_key(route)
+            context = trust[route.upstream_tls].context if route.upstream_tls in trust else None
+            key = (*_group_key(route), context)
             group = self.groups_by_key.get(key) or known.get(key)
             if group is None:
-                group = UpstreamGroup(route, upstream_contexts.get(route.upstream_tls), route.upstream_tls.server_name)
+                group = UpstreamGroup(route, context, route.upstream_tls.server_name)
             groups[route.id] = self.groups_by_key[key] = group
         self.groups = list(self.groups_by_key.values())
+        access_log = self._logs.take(settings.access_log)
         self.relay = RelayContext(
             settings=settings,
             routes=routes,
             groups=groups,
             pool=workshop.pool,
             deadlines=workshop.deadlines,
-            access_log=self.access_log,
+            access_log=access_log,
             reporter=workshop.reporter,
             cells=workshop.cells,
             tallies=workshop.tallies,
             refusals=workshop.refusals,
         )
+        workshop.alive.add(self.relay)
+        # The log ends with the last connection that may write to it.
+        weakref.finalize(self.relay, self._logs.give_back, settings.access_log).atexit = False
         self.resolver = Resolver(
             workshop.loop,
             [backend for group in self.groups for backend in group.backends],
@@ -94,20 +160,31 @@ class Generation:
     def discard(self) -> None:
         """It is not wanted after all."""
         self.resolver.stop()
-        if self.owns_log:
-            self.access_log.close(LOG_CLOSE_SECS)
 
     def retire(self, successor: Generation) -> None:
-        """``successor`` has taken over: end what it does not share. The log ends with the last connection."""
+        """``successor`` has taken over: end what it does not share."""
         self.resolver.stop()
         for key, group in self.groups_by_key.items():
             if successor.groups_by_key.get(key) is not group:
                 group.retire()
-        if successor.access_log is not self.access_log:
-            weakref.finalize(self.relay, self.access_log.close, LOG_CLOSE_SECS)
 
 
-def _group_key(route: RouteEntry) -> object:
+def renewed_trust(
+    cas: Mapping[UpstreamTls, bytes | None], known: Mapping[UpstreamTls, UpstreamTrust]
+) -> dict[UpstreamTls, UpstreamTrust]:
+    """What ``cas`` ask for: from ``known`` where that is the same, so that connections made with it can be kept.
+
+    Raises ConfigError.
+    """
+    return {
+        options: known[options]
+        if options in known and known[options].ca == ca
+        else UpstreamTrust(ca, upstream_context(options, ca))
+        for options, ca in cas.items()
+    }
+
+
+def _group_key(route: RouteEntry) -> tuple[object, ...]:
     return (
         route.upstreams,
         route.balance,

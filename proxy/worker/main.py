@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
-from weakref import WeakSet
 
 import uvloop
 
@@ -22,6 +21,7 @@ from proxy.net.accept import AcceptLoop
 from proxy.net.admission import Permit, Permits
 from proxy.observe.counters import (
     CONNECTIONS_OPEN,
+    GENERATIONS,
     HEARTBEAT_MS,
     LISTENERS_OPEN,
     LOGS_OPEN,
@@ -38,7 +38,6 @@ from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter
 from proxy.observe.refusals import RefusalRing
 from proxy.observe.tallies import Tallies
-from proxy.relay.context import RelayContext
 from proxy.session.client import ClientSession
 from proxy.session.http1 import Http1Session
 from proxy.session.redirect import RedirectSession
@@ -46,7 +45,7 @@ from proxy.stream.deadlines import Deadlines
 from proxy.stream.stream import Stream, TlsStream
 from proxy.upstream.pool import UpstreamPool
 from proxy.worker.context import BoundListener, WorkerContext
-from proxy.worker.generation import Generation, Workshop
+from proxy.worker.generation import Generation, OpenLogs, Workshop
 from proxy.worker.takeover import Prepared, Takeover, bound_listeners
 
 __all__ = ["BoundListener", "WorkerContext", "run_worker"]
@@ -97,10 +96,20 @@ class Worker:
             reporter=self._reporter,
             cells=cells,
         )
-        workshop = Workshop(loop, self._deadlines, self._pool, self._reporter, cells, self._tallies, RefusalRing(cells))
-        self._generation = Generation(workshop, settings, context.upstream_contexts, None)
+        workshop = Workshop(
+            loop,
+            self._deadlines,
+            self._pool,
+            self._reporter,
+            cells,
+            self._tallies,
+            RefusalRing(cells),
+            OpenLogs(loop, cells, self._reporter),
+        )
+        self._generation = Generation(workshop, settings, context.upstream_trust, None)
         self._relay = self._generation.relay
-        self._relays: WeakSet[RelayContext] = WeakSet((self._relay,))
+        self._relays = workshop.alive
+        self._logs = workshop.logs
         self._pool.groups = self._generation.groups
         self._https_port = context.https_port
         self._permits = Permits(context.permits, cells, CONNECTIONS_OPEN)
@@ -128,12 +137,12 @@ class Worker:
         for session in list(self._sessions):
             session.cut("drain")
         self._tallies.publish()
-        self._generation.access_log.close(LOG_FLUSH_SECS)
+        self._logs.close(LOG_FLUSH_SECS)
         self._reporter.detach()  # last, so that what the access log could not write is still told
         self._cells[READY] = 0
 
     def _reopen_logs(self) -> None:
-        self._generation.access_log.reopen()
+        self._logs.reopen()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         # By default Python writes a traceback to standard error each time, and a client can provoke one at will: a
@@ -228,7 +237,6 @@ class Worker:
         self._generation = prepared.generation
         self._relay = prepared.generation.relay
         self._relay.draining = self._terminations > 0
-        self._relays.add(self._relay)
         self._https_port = order.https_port
         settings = order.settings
         self._pool.configure(
@@ -299,7 +307,8 @@ class Worker:
         self._lags_us.append(max(0, int((now - self._beat_due) * 1_000_000)))
         cells[LOOP_LAG_US], cells[LOOP_LAG_MAX_US] = self._lags_us[-1], max(self._lags_us)
         cells[LISTENERS_OPEN] = len(self._fronts)
-        cells[LOGS_OPEN] = self._generation.access_log.descriptors
+        cells[LOGS_OPEN] = self._logs.descriptors
+        cells[GENERATIONS] = len(self._relays)
         self._tallies.publish()
         cells[REQUESTS_ACTIVE] = sum(relay.requests_active for relay in self._relays)
         self._pool.publish()

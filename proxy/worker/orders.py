@@ -11,9 +11,10 @@ import array
 import os
 import pickle
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy.config.schema import Settings
+from proxy.config.schema import Settings, UpstreamTls
 from proxy.tls.contexts import ListenerCertificates
 
 MAX_MESSAGE_BYTES = 8192
@@ -49,6 +50,8 @@ class NextGeneration:
     redirect_permits: int
     https_port: int
     soft_limit: int | None  # raise RLIMIT_NOFILE to this
+    cas: Mapping[UpstreamTls, bytes | None]
+    """What https upstreams are verified against, see ``UpstreamTrust``: the worker may not be able to read the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,22 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import socket
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.config.schema import UpstreamTls
 from proxy.errors import OperatorError
-from proxy.tls.contexts import ListenerTls, upstream_context
+from proxy.tls.contexts import ListenerTls
 from proxy.worker import orders
 from proxy.worker.context import BoundListener
-from proxy.worker.generation import Generation, Workshop
+from proxy.worker.generation import Generation, Workshop, renewed_trust
 from proxy.worker.orders import Message, NextGeneration
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A generation that could be switched to at once. ``listeners`` are all of them; ``tls`` by label."""
+    """A generation that could be switched to. ``listeners`` are all of them; ``tls`` by label."""
 
     order: NextGeneration
     generation: Generation
@@ -48,7 +47,8 @@ class Takeover:
         self._channel = channel
         self._current = current
         self._commit = commit
-        self._prepared: Prepared | None = None
+        self._candidate: Prepared | None = None
+        self._is_prepared = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -70,51 +70,76 @@ class Takeover:
         message, descriptors = received
         if message.word == orders.PREPARE:
             self._drop()
-            self._task = self._workshop.loop.create_task(self._prepare(descriptors))
+            self._prepare(message.number, descriptors)
         elif message.word == orders.COMMIT:
             self._on_commit(message.number)
         elif message.word == orders.ABORT:
             self._drop()
 
-    async def _prepare(self, descriptors: list[int]) -> None:
-        order = orders.unpack(descriptors[0])
+    def _prepare(self, number: int, descriptors: list[int]) -> None:
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors[1:]]
+        for sock in sockets:
+            sock.setblocking(False)
         generation: Generation | None = None
         try:
-            _raise_soft_limit(order.soft_limit)
+            order = _unpacked(descriptors)
             new = [listener.label for listener in order.listeners if listener.is_new]
-            for sock in sockets:
-                sock.setblocking(False)
-            generation = Generation(self._workshop, order.settings, _upstream_contexts(order), self._current())
+            _raise_soft_limit(order.soft_limit)
+            current = self._current()
+            trust = renewed_trust(order.cas, current.trust)
+            generation = Generation(self._workshop, order.settings, trust, current)
             tls = {one.label: ListenerTls(one.certificates) for one in order.listeners if one.certificates is not None}
-            await generation.prepare()
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is that this generation cannot be
             for sock in sockets:
                 sock.close()
             if generation is not None:
                 generation.discard()
-            text = str(error) if isinstance(error, (OperatorError, OSError)) else f"{type(error).__name__}: {error}"
-            self._answer(Message(orders.FAILED, order.number, text))
+            self._fail(number, error)
             return
-        self._prepared = Prepared(order, generation, dict(zip(new, sockets, strict=True)), tls)
-        self._answer(Message(orders.PREPARED, order.number))
+        self._candidate = Prepared(order, generation, dict(zip(new, sockets, strict=True)), tls)
+        # From here on an abort finds it, whenever it comes.
+        self._task = self._workshop.loop.create_task(self._finish(self._candidate))
+
+    async def _finish(self, candidate: Prepared) -> None:
+        try:
+            await candidate.generation.prepare()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._drop()
+            self._fail(candidate.order.number, error)
+            return
+        self._is_prepared = True
+        self._answer(Message(orders.PREPARED, candidate.order.number))
 
     def _on_commit(self, number: int) -> None:
-        prepared, self._prepared = self._prepared, None
-        if prepared is None or prepared.order.number != number:
+        candidate = self._candidate
+        if candidate is None or not self._is_prepared or candidate.order.number != number:
             self._answer(Message(orders.FAILED, number, "nothing is prepared under this number"))
             return
-        self._commit(prepared)
+        self._candidate, self._task, self._is_prepared = None, None, False
+        try:
+            self._commit(candidate)
+        except Exception as error:  # noqa: BLE001 - see below
+            # Between two configurations: what is under way ends, and the worker that follows has the new one whole.
+            self._workshop.reporter.report("reload.switch_failed", "a worker could not switch and ends", exc=error)
+            self._fail(number, error)
+            signal.raise_signal(signal.SIGTERM)
+            return
         self._answer(Message(orders.COMMITTED, number))
 
     def _drop(self) -> None:
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            for sock in prepared.new_sockets.values():
+        candidate, self._candidate = self._candidate, None
+        task, self._task = self._task, None
+        self._is_prepared = False
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        if candidate is not None:
+            for sock in candidate.new_sockets.values():
                 sock.close()
-            prepared.generation.discard()
+            candidate.generation.discard()
+
+    def _fail(self, number: int, error: Exception) -> None:
+        text = str(error) if isinstance(error, (OperatorError, OSError)) else f"{type(error).__name__}: {error}"
+        self._answer(Message(orders.FAILED, number, text))
 
     def _answer(self, message: Message) -> None:
         with contextlib.suppress(OSError):
@@ -138,18 +163,12 @@ def bound_listeners(prepared: Prepared, in_service: dict[str, BoundListener]) ->
     return listeners
 
 
-def _upstream_contexts(order: NextGeneration) -> dict[UpstreamTls, ssl.SSLContext]:
-    wanted = set()
-    for site in order.settings.sites:
-        for options in (site, *site.routes):
-            wanted.add(options.upstream_tls or site.upstream_tls or UpstreamTls())
-    uses_tls = any(
-        upstream.startswith("https:")
-        for site in order.settings.sites
-        for options in (site, *site.routes)
-        for upstream in options.upstreams or ()
-    )
-    return {options: upstream_context(options) for options in wanted} if uses_tls else {}
+def _unpacked(descriptors: list[int]) -> NextGeneration:
+    """The order, when everything has come that belongs to it: the kernel leaves out what finds no free number."""
+    order = orders.unpack(descriptors[0]) if descriptors else None
+    if order is None or sum(one.is_new for one in order.listeners) != len(descriptors) - 1:
+        raise OSError("no descriptor was left to receive the new configuration with")
+    return order
 
 
 def _raise_soft_limit(soft: int | None) -> None:

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from proxy.config.schema import UpstreamTls
 from proxy.errors import ConfigError
-from proxy.tls.contexts import ListenerTls, upstream_context
+from proxy.tls.contexts import ListenerTls, upstream_trust
 from tests.unit.tls.pki import TIMEOUT_SECS, Authority, Served, listener_tls, server, visit
 
 
@@ -201,14 +201,14 @@ def test_a_weak_key_is_the_operators_to_mend(authority: Authority) -> None:
 
 def test_upstream_verifies_chain_and_name(authority: Authority) -> None:
     tls = listener_tls(authority.issue("origin.example.org", "127.0.0.1"))
-    trusting = upstream_context(UpstreamTls(ca=authority.ca_file))
+    trusting = upstream_trust(UpstreamTls(ca=authority.ca_file)).context
     with server(tls) as (port, seen):
         visit(port, trusting, "origin.example.org")
         visit(port, trusting, "127.0.0.1")
         with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
             visit(port, trusting, "other.example.org")
         with pytest.raises(ssl.SSLCertVerificationError, match=r"self-signed|local issuer"):
-            visit(port, upstream_context(UpstreamTls()), "origin.example.org")
+            visit(port, upstream_trust(UpstreamTls()).context, "origin.example.org")
     assert [isinstance(served, Served) for served in seen[:2]] == [True, True]
     assert isinstance(seen[0], Served)
     assert seen[0].alpn == "http/1.1"
@@ -220,7 +220,7 @@ def test_upstream_tells_a_cut_stream_from_a_closed_one(authority: Authority) -> 
     certificate = authority.issue("origin.example.org")
     context.load_cert_chain(certificate["chain"], certificate["key"])
     origin = context.wrap_bio(incoming, outgoing, server_side=True)
-    client = upstream_context(UpstreamTls(ca=authority.ca_file)).wrap_bio(
+    client = upstream_trust(UpstreamTls(ca=authority.ca_file)).context.wrap_bio(
         outgoing, incoming, server_hostname="origin.example.org"
     )
     for end in (client, origin, client, origin):
@@ -244,7 +244,7 @@ def test_upstream_ca_must_be_one(tmp_path: Path, content: bytes | None, message:
     if content is not None:
         ca.write_bytes(content)
     with pytest.raises(ConfigError, match=message) as caught:
-        upstream_context(UpstreamTls(ca=str(ca)))
+        upstream_trust(UpstreamTls(ca=str(ca)))
     assert str(ca) in str(caught.value)
 
 
@@ -252,4 +252,4 @@ def test_upstream_without_a_trust_store_says_so(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
     with pytest.raises(ConfigError, match="install ca-certificates"):
-        upstream_context(UpstreamTls())
+        upstream_trust(UpstreamTls())
