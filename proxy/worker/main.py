@@ -6,6 +6,7 @@ import asyncio
 import functools
 import gc
 import os
+import select
 import signal
 import socket
 import ssl
@@ -315,6 +316,15 @@ class Worker:
         publish_descriptors(cells)
         self._beat_due = monotonic() + HEARTBEAT_SECS
         self._loop.call_later(HEARTBEAT_SECS, self._beat)
+        self._look_for_resets()
+
+    def _look_for_resets(self) -> None:
+        """A reset that came together with a request is told only once (see ``Stream.keep_watching``), and a client that
+        is held back is not watched at all: one poll(2) over all clients finds those that are gone while they wait."""
+        poll = select.poll()
+        streams = {session.stream.register(poll): session.stream for session in self._sessions}
+        for descriptor, _ in poll.poll(0):
+            streams[descriptor].reset_seen()
 
 
 def _host_of(peer: object) -> str:
