@@ -43,11 +43,13 @@ class Takeover:
         *,
         current: Callable[[], Generation],
         commit: Callable[[Prepared], None],
+        retire: Callable[[float], None],
     ) -> None:
         self._workshop = workshop
         self._channel = channel
         self._current = current
         self._commit = commit
+        self._retire = retire
         self._prepared: Prepared | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -75,6 +77,8 @@ class Takeover:
             self._on_commit(message.number)
         elif message.word == orders.ABORT:
             self._drop()
+        elif message.word == orders.RETIRE:
+            self._retire(message.number)
 
     async def _prepare(self, descriptors: list[int]) -> None:
         order = orders.unpack(descriptors[0])
