@@ -29,9 +29,10 @@ _TERMINAL_SIGNALS = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 def require_log_files(settings: Settings) -> None:
     """Raise ConfigError for a log that would go to a stream which a daemon does not have."""
-    logs = (("access_log", settings.access_log.path), ("event_log", settings.event_log.path))
+    logs = (("access", settings.access_log.path), ("event", settings.event_log.path))
     problems = [
-        f'with --daemon, {key}.path = "{path}" leads nowhere: set it to a file, such as "/var/log/reverse-proxy/{key}"'
+        f'with --daemon, {key}_log.path = "{path}" leads nowhere: set it to a file, such as'
+        f' "/var/log/reverse-proxy/{key}.log"'
         for key, path in logs
         if path in _STREAMS
     ]

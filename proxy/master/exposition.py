@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -31,11 +32,14 @@ class Exposition:
     ) -> None:
         """Of each row the labels, how many fell into each bucket (one more than ``bounds``), and the sum."""
         self._head(name, "histogram", text)
+        ends = [*map(_number, bounds), "+Inf"]
         for labels, buckets, total in rows:
+            shown = _shown(labels)
+            before = f"{PREFIX}{name}_bucket{{{shown},le=" if shown else f"{PREFIX}{name}_bucket{{le="
             below = 0
-            for bound, found in zip((*map(_number, bounds), "+Inf"), buckets, strict=True):
+            for end, found in zip(ends, buckets, strict=True):
                 below += found
-                self._sample(f"{name}_bucket", {**labels, "le": bound}, below)
+                self._lines.append(f'{before}"{end}"}} {below}')
             self._sample(f"{name}_sum", labels, total)
             self._sample(f"{name}_count", labels, below)
 
@@ -52,15 +56,20 @@ class Exposition:
         self._lines += (f"# HELP {PREFIX}{name} {text}", f"# TYPE {PREFIX}{name} {kind}")
 
     def _sample(self, name: str, labels: Labels, value: float) -> None:
-        shown = ",".join(f'{key}="{_escaped(str(label))}"' for key, label in labels.items())
+        shown = _shown(labels)
         self._lines.append(
             f"{PREFIX}{name}{{{shown}}} {_number(value)}" if shown else f"{PREFIX}{name} {_number(value)}"
         )
 
 
+def _shown(labels: Labels) -> str:
+    return ",".join([f'{key}="{_escaped(str(label))}"' for key, label in labels.items()])
+
+
+@functools.lru_cache(maxsize=4096)
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number(value: float) -> str:
-    return repr(int(value)) if value == int(value) else repr(value)
+    return str(value) if type(value) is int else repr(int(value)) if value == int(value) else repr(value)

@@ -119,6 +119,11 @@ def _appliance(out: Exposition, observed: Observed) -> None:
     control = processes.get("control")
     if control is not None:
         out.counter("control_restarts_total", "As of workers, of the control process.", control[counters.RESTARTS])
+    master = processes.get("master")
+    if master is not None:
+        results = (("accepted", counters.RELOADS_ACCEPTED), ("refused", counters.RELOADS_REFUSED))
+        out.counter("reloads_total", "Reloads.", [({"result": result}, master[cell]) for result, cell in results])
+    out.gauge("generation", "The number of the configuration in force.", observed.facts.get("generation", 1))
     out.gauge(
         "event_loop_lag_seconds",
         "How late the worker's last heartbeat was.",
@@ -255,11 +260,10 @@ def _requests(book: CounterBook) -> Iterator[Sample]:
     rows = Rows(book.page(0))
     for site, row in rows.sites().items():
         cells = cell_sums(book, rows.layout.requests + row * REQUEST_CELLS, REQUEST_CELLS)
-        if any(cells):
-            names = ((method, code) for method in METHODS for code in CODES)
-            for (method, code), count in zip(names, cells, strict=True):
-                if count:
-                    yield {"site": site, "method": method, "code": code or OTHER}, count
+        for at, count in enumerate(cells):
+            if count:
+                method, code = divmod(at, len(CODES))
+                yield {"site": site, "method": METHODS[method], "code": CODES[code] or OTHER}, count
 
 
 def _durations(book: CounterBook) -> Iterator[tuple[Labels, list[int], float]]:

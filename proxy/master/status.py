@@ -107,7 +107,7 @@ def totals(book: CounterBook) -> Mapping[str, int]:
 def cell_sums(book: CounterBook, at: int, size: int) -> list[int]:
     """The sums over all workers of ``size`` cells from ``at`` on."""
     parts = [book.page(slot)[at : at + size].tolist() for slot in range(book.slots)]
-    return parts[0] if len(parts) == 1 else [sum(column) for column in zip(*parts, strict=True)]
+    return parts[0] if len(parts) == 1 else list(map(sum, zip(*parts, strict=True)))
 
 
 def backend_sums(book: CounterBook) -> dict[str, list[int]]:

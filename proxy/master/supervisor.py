@@ -500,6 +500,8 @@ class Supervisor:
         self._tell_news()
 
     def _report_reload(self, outcome: Outcome) -> None:
+        counter = counters.RELOADS_ACCEPTED if outcome.accepted else counters.RELOADS_REFUSED
+        self._control_book.page(1)[counter] += 1
         if outcome.accepted:
             changes = "; ".join(f"{key}: {', '.join(values)}" for key, values in outcome.changes.as_dict().items())
             self._reporter.report(

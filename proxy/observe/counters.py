@@ -85,6 +85,8 @@ NAMES: tuple[str, ...] = (
     "listeners_open",
     "logs_open",
     "draining",
+    "reloads_accepted",
+    "reloads_refused",
 )
 
 PID = 0
@@ -141,6 +143,9 @@ LISTENERS_OPEN = 49
 LOGS_OPEN = 50
 DRAINING = 51
 """Of the control process's page alone, written by the master: the end, or the delay before it, has begun."""
+RELOADS_ACCEPTED = 52
+RELOADS_REFUSED = 53
+"""Both of the master's page alone."""
 
 ACCEPT_ERRNOS: Final = (
     *("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN"),

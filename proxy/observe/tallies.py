@@ -54,10 +54,9 @@ class Tallies:
             if not any(tally):
                 continue
             durations = self._rows.durations_at(site)
-            for bucket in range(BUCKETS):
-                cells[durations + bucket] += int(tally[bucket])
-            cells[durations + SUM_AT] += int(tally[-1] * 1_000_000)
-            requests = self._rows.requests_at(site, method)
-            for at in range(len(CODES)):
-                cells[requests + at] += int(tally[BUCKETS + at])
+            requests = self._rows.requests_at(site, method) - BUCKETS
+            cells[durations + SUM_AT] += int(tally.pop() * 1_000_000)
+            for at, count in enumerate(tally):
+                if count:
+                    cells[(durations if at < BUCKETS else requests) + at] += int(count)
             tally[:] = [0] * _CELLS

@@ -17,7 +17,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import StartAppliance
-from tests.harness import Appliance, RawUpstream, connect_tls, wait_until
+from tests.harness import Appliance, RawUpstream, cli, connect_tls, wait_until
+from tests.harness.toml import to_toml
 
 Series = dict[str, float]
 
@@ -108,6 +109,27 @@ def test_counts_outlive_a_killed_worker(appliance: StartAppliance, upstream: Cal
     wait_until(lambda: value(one, counted) == 4, "the new one counts on")
     assert value(one, 'worker_restarts_total{worker="0"}') == 1
     assert value(one, 'events_total{signature="worker.died"}') == 1
+
+
+def test_a_site_that_comes_with_a_reload_is_counted_under_its_name(
+    appliance: StartAppliance, upstream: Callable[..., RawUpstream]
+) -> None:
+    url = upstream().url
+    one = appliance({"workers": 2, "sites": [{"hosts": ["localhost"], "upstreams": [url]}]})
+    assert ask(one, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200
+    before = one.path.read_text()
+    one.path.write_text(to_toml(one.config | {"sites": [{"hosts": ["127.0.0.1"], "upstreams": [url]}]}))
+    assert cli("reload", "--socket", one.admin_socket).returncode == 0
+    one.path.write_text(before + "\nnonsense = 1\n")
+    assert cli("reload", "--socket", one.admin_socket).returncode == 2
+    with connect_tls(one.port) as wire:
+        assert wire.request(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").status == 200
+    for name in ("127.0.0.1", "localhost"):
+        counted = f'requests_total{{site="{name}",method="GET",code="200"}}'
+        wait_until(functools.partial(counts, one, counted, 1), f"{counted} is 1")
+    assert value(one, 'reloads_total{result="accepted"}') == 1
+    assert value(one, 'reloads_total{result="refused"}') == 1
+    assert value(one, "generation") == 2
 
 
 def test_promtool_finds_nothing_to_say(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:

@@ -191,6 +191,46 @@ def test_a_huge_descriptor_limit_costs_no_seconds(daemon: Daemon) -> None:
     assert daemon.serves()
 
 
+_WAITS_FOR_A_FILE = """
+import sys, time
+from pathlib import Path
+from proxy.errors import StartError
+from proxy.master.daemonize import daemonize
+
+folder = Path(sys.argv[1])
+
+def run(on_ready):
+    (folder / "started").touch()
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    try:
+        on_ready()
+    except StartError as error:
+        (folder / "refused").write_text(str(error))
+        raise
+
+sys.exit(daemonize(run, pid_file=None, core_dumps=False, keep=[]))
+"""
+
+
+def test_an_interrupted_command_takes_the_start_back(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", _WAITS_FOR_A_FILE, str(tmp_path)], stderr=subprocess.DEVNULL) as one:
+        try:
+            wait_until((tmp_path / "started").exists, "the daemon starts")
+        finally:
+            one.kill()
+    (tmp_path / "go").touch()
+    wait_until((tmp_path / "refused").exists, "it notices that nobody waits")
+
+
+def test_a_fault_of_ours_is_told_too(tmp_path: Path) -> None:
+    script = _WAITS_FOR_A_FILE.replace("    try:", "    raise RuntimeError('a fault')\n    try:")
+    (tmp_path / "go").touch()
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "RuntimeError: a fault" in done.stderr
+
+
 def test_sockets_of_a_manager_are_kept(daemon: Daemon) -> None:
     with socket.create_server(("127.0.0.1", 0)) as https:
         port = https.getsockname()[1]
