@@ -18,7 +18,7 @@ import setproctitle
 
 from proxy import __version__
 from proxy.budget import Limits, parse_limits, process_limits
-from proxy.config.load import load_settings
+from proxy.config.load import admin_socket_in, load_settings
 from proxy.config.schema import Settings
 from proxy.demo.upstream import run_demo_upstream
 from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, OperatorError
@@ -31,11 +31,13 @@ from proxy.master.status_client import ask, fetch_status, look, show_reload, sho
 from proxy.master.stop import stop
 from proxy.master.supervisor import Helper, Supervisor
 from proxy.master.tables import show_budget, show_level, show_why
+from proxy.master.upgrade import take_over
 from proxy.observe.record import LEVELS
 from proxy.worker.main import run_worker
 
 PROGRAM = "reverse-proxy"
 EXIT_INTERRUPTED = 130
+NO_DAEMON_UPGRADE = "an instance started with --daemon holds its pid file: stop it and start it again instead"
 _OUTPUT_FAULTS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT})
 
 _DEMO_TEXT = """\
@@ -153,6 +155,15 @@ def _parser() -> argparse.ArgumentParser:
     confirm.add_argument("--json", action="store_true", help="for programs")
     confirm.set_defaults(command=_confirm)
 
+    upgrade = commands.add_parser(
+        "upgrade",
+        help="have a new master, from the code and configuration now on disk, take over without a dropped connection",
+        allow_abbrev=False,
+    )
+    _ask_where(upgrade)
+    upgrade.add_argument("--json", action="store_true", help="for programs")
+    upgrade.set_defaults(command=_upgrade)
+
     stopping = commands.add_parser("stop", help="drain a running instance and wait for its end", allow_abbrev=False)
     _ask_where(stopping)
     stopping.set_defaults(command=_stop)
@@ -194,7 +205,9 @@ def _run(options: argparse.Namespace) -> int:
         return _supervise(settings, load)
     inherited = take_inherited(os.environ)  # they are meant for this process, not for the one that it forks
     return daemonize(
-        lambda on_ready: Supervisor(settings, run_worker, load=load, inherited=inherited, on_ready=on_ready).run(),
+        lambda on_ready: Supervisor(
+            settings, run_worker, load=load, inherited=inherited, on_ready=on_ready, no_upgrade=NO_DAEMON_UPGRADE
+        ).run(),
         pid_file=None if options.pid_file is None else os.path.abspath(options.pid_file),
         core_dumps=settings.core_dumps,
         keep=[sock.fileno() for sock in inherited.sockets.values()],
@@ -300,6 +313,17 @@ def _confirm(options: argparse.Namespace) -> int:
     return _tell_reload(ask(_admin_sockets(options), "/confirm", {}), options)
 
 
+def _upgrade(options: argparse.Namespace) -> int:
+    document = ask(_admin_sockets(options), "/upgrade", {})
+    if options.json:
+        print(json.dumps(document, indent=2))
+    elif "pid" in document:
+        print(f"{document['result']}: pid {document['pid']} serves; the old generation ends with its connections")
+    for error in document.get("errors", ()):
+        _complain(str(error))
+    return EXIT_RUNTIME if document["result"] == "refused" else EXIT_OK
+
+
 def _tell_reload(document: dict[str, Any], options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(document, indent=2))
@@ -320,12 +344,13 @@ def _admin_sockets(options: argparse.Namespace) -> list[str]:
     if options.socket is not None:
         return [options.socket]
     if options.config is not None:
-        return [load_settings(options.config).admin.socket]
+        return [admin_socket_in(options.config)]
     return quickstart.admin_sockets(os.environ)
 
 
 def _supervise(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
-    return Supervisor(settings, run_worker, load=load, inherited=take_inherited(os.environ)).run()
+    handover = take_over(os.environ)
+    return Supervisor(settings, run_worker, load=load, inherited=take_inherited(os.environ), handover=handover).run()
 
 
 def _secure_standard_descriptors() -> None:

@@ -62,6 +62,24 @@ def load_settings(path: str) -> Settings:
     return load_text(_decoded(data, path), file=path, base_dir=os.path.dirname(os.path.abspath(path)))
 
 
+def admin_socket_in(path: str) -> str:
+    """Where the instance of the configuration file ``path`` can be asked, also when the file has other faults.
+
+    Raises ``ConfigError`` when it cannot be read that far.
+    """
+    try:
+        return load_settings(path).admin.socket
+    except ConfigError:
+        try:
+            with open(path, "rb") as file:
+                found = tomllib.load(file)["admin"]["socket"]
+        except (OSError, ValueError, KeyError, TypeError):
+            found = None
+        if not isinstance(found, str) or not os.path.isabs(found):
+            raise
+        return found
+
+
 def load_text(text: str, *, file: str, base_dir: str | None) -> Settings:
     """Read TOML. ``file`` is the name in messages, ``base_dir`` the folder that relative files are taken from.
 

@@ -149,7 +149,13 @@ TOP_LEVEL_GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ),
     (
         "Other times",
-        ("tunnel_idle_timeout_secs", "drain_delay_secs", "drain_timeout_secs", "worker_heartbeat_timeout_secs"),
+        (
+            "tunnel_idle_timeout_secs",
+            "drain_delay_secs",
+            "drain_timeout_secs",
+            "upgrade_drain_timeout_secs",
+            "worker_heartbeat_timeout_secs",
+        ),
     ),
     (
         "Messages",

@@ -411,6 +411,10 @@ class Settings(Model):
             "this instance out by then."
         ),
     )
+    upgrade_drain_timeout_secs: Seconds = Field(
+        3600,
+        description="After an upgrade, connections of the old generation may go on for so long; then they are cut off.",
+    )
     drain_timeout_secs: Seconds = Field(
         30, description="At a stop, exchanges in flight may take so long to finish; then they are cut off."
     )

@@ -23,7 +23,7 @@ STABLE_AFTER_SECS = 60.0
 
 # Out of the terminal's foreground group, a child must not be stopped for writing to it (stty tostop). SIGUSR1 would end
 # a process that has not installed its handler yet.
-_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGTTOU)
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTOU)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,14 @@ from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter, EventLog
 
 SOURCE = "control"
-MASTER_SECS = 45.0
+MASTER_SECS = 60.0
 """For the master to answer: a reload waits for the workers."""
-ADMIN_CONNECTION_SECS = 60.0
+ADMIN_CONNECTION_SECS = 75.0
 MAX_CONFIRM_SECS = 86_400
 DRAINING = "draining"
 """Why /readyz is red from the first signal on, also while workers still accept (drain_delay_secs)."""
+LAST_ANSWERS_SECS = 1.0
+"""For what was asked just before an upgrade."""
 CLOSE_SECS = 3.0
 """At the end, for a slow log to take its last lines."""
 
@@ -78,6 +80,8 @@ async def _serve(context: ControlContext) -> None:
     log.attach(loop)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, _reopen, log, reporter)
+    retired = asyncio.Event()
+    loop.add_signal_handler(signal.SIGUSR2, retired.set)
 
     endpoints: list[Endpoint] = []
     admin = Admin(context, loop)
@@ -120,9 +124,15 @@ async def _serve(context: ControlContext) -> None:
     for endpoint in endpoints:
         endpoint.start()
     context.cells[counters.READY] = 1
-    await stop.wait()
+    # After an upgrade the successor's control process answers on the same sockets; what is left here is the log.
+    await asyncio.wait(
+        [loop.create_task(stop.wait()), loop.create_task(retired.wait())], return_when=asyncio.FIRST_COMPLETED
+    )
+    if retired.is_set():
+        await asyncio.sleep(LAST_ANSWERS_SECS)
     for endpoint in endpoints:
         await endpoint.stop()
+    await stop.wait()
     reporter.detach()
     log.close(CLOSE_SECS)
 
@@ -155,7 +165,7 @@ class Admin:
 
     def handle(self, method: str, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
         """See ``Handler``."""
-        operation = {"/reload": "reload", "/confirm": "confirm"}.get(path)
+        operation = {"/reload": "reload", "/confirm": "confirm", "/upgrade": "upgrade"}.get(path)
         if operation is None:
             return text_answer(404, "not found") if self.looks is None else self.looks(method, path, query)
         if method != "POST":

@@ -28,6 +28,10 @@ class Notifier:
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         address, interval, pid = (environ.pop(name, "") for name in _VARIABLES)
+        self._environ = {}
+        if address:
+            # Without WATCHDOG_PID, which would name this process.
+            self._environ = dict(zip(_VARIABLES[:2], (address, interval), strict=True))
         # A leading @ stands for the NUL byte of an abstract socket's name (sd_notify(3)).
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._unsent: deque[str] = deque(maxlen=MAX_UNSENT)
@@ -40,6 +44,17 @@ class Notifier:
         """All workers accept connections; also the end of a reload."""
         self._send("READY=1")
         self._status_at = 0.0  # what was told while they started is over
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The variables that were taken out, for the master that takes over (an upgrade)."""
+        return dict(self._environ)
+
+    def hand_over(self, pid: int) -> None:
+        """The main process is another one from here on; this one says nothing more."""
+        self._send(f"MAINPID={pid}\nREADY=1")
+        self._address = ""
+        self._beat_secs = 0.0
 
     def reloading(self) -> None:
         """A reload begins; ``ready`` ends it. The time says which signal it belongs to (Type=notify-reload)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from proxy.config.address import Address
@@ -13,6 +13,7 @@ from proxy.master import admin_socket, listeners
 from proxy.master.activation import NOTHING, Inherited
 from proxy.master.listeners import ListenPlan
 from proxy.master.plan import Plan, TlsMaterial
+from proxy.master.upgrade import Handover
 from proxy.worker.context import BoundListener
 
 Row = tuple[socket.socket, ...]
@@ -29,13 +30,14 @@ class Extension:
 class BoundSockets:
     """Owner of the sockets; ``close`` ends all of them."""
 
-    def __init__(self, plan: Plan, inherited: Inherited = NOTHING) -> None:
-        """Bind everything that is not ``inherited``, after a probe that nobody else has any of it.
+    def __init__(self, plan: Plan, inherited: Inherited = NOTHING, handover: Handover | None = None) -> None:
+        """Bind everything that is neither ``inherited`` nor handed over, after a probe that nobody else has any of it.
 
         Raises StartError, or ConfigError for what is inherited and not configured, leaving nothing open.
         """
         inherited.require_configured(plan.listen.addresses())
-        listeners.probe([address for address in plan.listen.addresses() if address not in inherited.sockets])
+        given = inherited.sockets.keys() | (_addresses(handover) if handover is not None else set())
+        listeners.probe([address for address in plan.listen.addresses() if address not in given])
         self._slots = plan.workers
         self._inherited = inherited
         self._rows: dict[Address, Row] = {}
@@ -46,15 +48,25 @@ class BoundSockets:
         try:
             for address in _traffic(plan.listen):
                 shared = inherited.sockets.get(address)
-                # One that comes from the service manager is shared by all slots.
-                row = listeners.bind(address, self._slots) if shared is None else (shared,) * self._slots
+                row = handover.rows.get(address, ())[: self._slots] if handover is not None else ()
+                if shared is not None:
+                    row = (shared,) * self._slots  # one that comes from the service manager is shared by all slots
+                elif len(row) < self._slots:
+                    row = (*row, *listeners.bind(address, self._slots - len(row)))
                 self._rows[address] = row
             if plan.listen.health is not None:
                 self.health = inherited.sockets.get(plan.listen.health)
+                if handover is not None and handover.health is not None and handover.health[0] == plan.listen.health:
+                    self.health = handover.health[1]
                 if self.health is None:
                     self.health = listeners.bind_exclusive(plan.listen.health)
-            self.admin = admin_socket.bind_admin_socket(self._admin_path)
+            if handover is not None and handover.admin[0] == self._admin_path:
+                self.admin = handover.admin[1]
+            else:
+                self.admin = admin_socket.bind_admin_socket(self._admin_path)
             self._admin_identity = admin_socket.identity(self._admin_path)
+            if handover is not None:
+                handover.close_unused(self.all)
         except BaseException:
             self.close()
             raise
@@ -128,6 +140,18 @@ class BoundSockets:
         row = extension.rows.get(address) or self._rows[address]
         return str(listeners.bound_address(row[0]))
 
+    # An upgrade.
+
+    @property
+    def rows(self) -> Mapping[Address, Row]:
+        """The sockets of the user's traffic, one a slot."""
+        return self._rows
+
+    def release(self) -> None:
+        """Close every socket here; whoever took them over has them still, and the admin socket's file."""
+        self._admin_identity = None
+        self.close()
+
     # The end.
 
     def close_listeners(self) -> None:
@@ -142,6 +166,10 @@ class BoundSockets:
             with contextlib.suppress(OSError):
                 os.unlink(self._admin_path)
         self._admin_identity = None
+
+
+def _addresses(handover: Handover) -> set[Address]:
+    return handover.rows.keys() | ({handover.health[0]} if handover.health is not None else set())
 
 
 def _traffic(listen: ListenPlan) -> list[Address]:

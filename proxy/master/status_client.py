@@ -16,7 +16,7 @@ from proxy.master.tables import console_for, table
 
 STATUS = "/status"
 TIMEOUT_SECS = 5.0
-ACTION_TIMEOUT_SECS = 60.0
+ACTION_TIMEOUT_SECS = 75.0
 
 
 def fetch_status(paths: Sequence[str]) -> dict[str, Any]:

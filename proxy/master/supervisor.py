@@ -6,6 +6,7 @@ nothing is lost between a look and a wait.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import resource
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import setproctitle
 
@@ -28,6 +30,7 @@ from proxy.master.children import Child, Upbringing, describe_end
 from proxy.master.commands import MasterEnd
 from proxy.master.control import SOURCE as CONTROL
 from proxy.master.control import ControlContext, run_control
+from proxy.master.listeners import bound_address
 from proxy.master.live import LiveLine
 from proxy.master.logfiles import make_logs, require_logs
 from proxy.master.notify import Notifier
@@ -38,17 +41,20 @@ from proxy.master.reload import Outcome, Reloader, Running, WorkerLine
 from proxy.master.row_names import row_names
 from proxy.master.sockets import BoundSockets
 from proxy.master.traces import RemoteTraceback, Traces
+from proxy.master.upgrade import Handover, Upgrade
 from proxy.master.watch import HangWatch
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
 from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter, open_channel
+from proxy.worker import orders
 from proxy.worker.context import WorkerContext
 
 READY_TIMEOUT_SECS = 30.0
 READY_POLL_SECS = 0.02
 TICK_SECS = 1.0
 CONFIRM_RETRY_SECS = 5.0
+UPGRADE_LOOK_SECS = 0.1
 DRAIN_GRACE_SECS = 5.0
 """A worker ends by itself after drain_timeout_secs; so much later it is killed."""
 HELPER_STOP_SECS = 5.0
@@ -57,7 +63,7 @@ IMPATIENT_STOP_SECS = 3.0
 IMPATIENT_TICK_SECS = 0.1
 
 _STOP = frozenset({signal.SIGTERM, signal.SIGINT})
-_SIGNALS = _STOP | {signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP, signal.SIGIO}
+_SIGNALS = _STOP | {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGIO}
 
 RunWorker = Callable[[WorkerContext], int]
 
@@ -91,6 +97,8 @@ class Supervisor:
         on_ready: Callable[[], None] = lambda: None,
         live: Callable[[int], LiveLine] | None = None,
         inherited: Inherited = NOTHING,
+        handover: Handover | None = None,
+        no_upgrade: str = "",
     ) -> None:
         """``on_ready`` is called once, when all workers accept; ``live`` makes the live line from the permits.
 
@@ -108,7 +116,11 @@ class Supervisor:
         if plan.budget.raise_to is not None:
             _raise_soft_limit(plan.budget.raise_to)
         tls = load_tls(plan, store=True)
-        self._bound = BoundSockets(plan, inherited)
+        self._bound = BoundSockets(plan, inherited, handover)
+        self._handover = handover
+        self._no_upgrade = no_upgrade
+        self._upgrade: Upgrade | None = None
+        self._successor: int | None = None
         self._reloader = Reloader(
             Running(1, settings, plan, tls), self._bound, self._worker_lines, privileges, self._give_rows, self._notify
         )
@@ -149,10 +161,15 @@ class Supervisor:
             if self._start():
                 self._on_ready()
                 self._notifier.ready()
+                if self._handover is not None:
+                    self._handover.tell_ready()
                 if self._make_live is not None:
                     self._live = self._make_live(self._plan.budget.max_connections)
                 self._supervise()
-                self._delay_drain()
+                if self._successor is None:
+                    self._delay_drain()
+                else:
+                    self._retire(self._successor)
         finally:
             self._stop()
         return EXIT_OK
@@ -312,6 +329,8 @@ class Supervisor:
                 self._report_stopping(number)
                 return
             self._tend(number)
+            if self._successor is not None:
+                return
 
     def _delay_drain(self) -> None:
         """Serve on with readiness red, for a balancer to notice. One more signal ends this and everything at once."""
@@ -329,6 +348,10 @@ class Supervisor:
             self._obey()
         if number == signal.SIGHUP:
             self._reload()
+        if number == signal.SIGUSR2:
+            self._begin_upgrade(None)
+        if self._upgrade is not None:
+            self._watch_upgrade(self._upgrade)
         if self._confirmation is not None and time.monotonic() >= self._confirmation[0]:
             self._go_back()
         if number == signal.SIGUSR1:
@@ -340,6 +363,81 @@ class Supervisor:
             self._report_death(child, f"{child.name} ended ({end})", end, pause_secs)
         self._look_for_hangs()
         self._restart_due()
+
+    # Upgrade.
+
+    def _begin_upgrade(self, request: dict[str, Any] | None) -> None:
+        """Start a new master beside this one. ``request`` is answered when it is ready or has failed."""
+        reason = self._no_upgrade
+        if os.getpid() == 1:
+            reason = "this is process 1 of a container, which ends with it: replace the container instead"
+        elif self._load is None:
+            reason = "this instance has no configuration file: start it with `run --config`"
+        elif self._upgrade is not None:
+            reason = "an upgrade is under way"
+        elif self._confirmation is not None:
+            reason = "a reload waits to be confirmed: confirm it first"
+        if not reason:
+            assert self._bound.admin is not None
+            health = self._bound.health
+            try:
+                self._upgrade = Upgrade(
+                    rows=self._bound.rows,
+                    health=None if health is None else (bound_address(health), health),
+                    admin=(self._settings.admin.socket, self._bound.admin),
+                    environ={**os.environ, **self._notifier.environ},
+                    request=request,
+                )
+            except OSError as error:
+                reason = f"a new master cannot be started: {error.strerror}"
+            else:
+                self._reporter.report(
+                    "upgrade.started", "a new master is starting", level="info", pid=self._upgrade.pid
+                )
+                return
+        self._upgrade_failed(request, reason)
+
+    def _watch_upgrade(self, upgrade: Upgrade) -> None:
+        outcome = upgrade.outcome()
+        if outcome is None:
+            return
+        self._upgrade = None
+        if outcome:
+            self._upgrade_failed(upgrade.request, outcome)
+            return
+        self._successor = upgrade.pid
+        if upgrade.request is not None:
+            self._commands.answer(upgrade.request, {"result": "upgraded", "pid": upgrade.pid, "errors": []})
+
+    def _upgrade_failed(self, request: dict[str, Any] | None, reason: str) -> None:
+        self._reporter.report("upgrade.failed", "the upgrade failed: this instance goes on", error=reason)
+        self._reporter.flush()
+        if request is not None:
+            self._commands.answer(request, {"result": "refused", "errors": [reason]})
+
+    def _retire(self, successor: int) -> None:
+        """The successor serves. Whoever is connected here may stay for upgrade_drain_timeout_secs; a signal that asks
+        for the end shortens that to an ordinary drain."""
+        timeout_secs = self._settings.upgrade_drain_timeout_secs
+        self._reporter.report(
+            "upgrade.handed_over",
+            "a new master serves; this one ends with its connections",
+            level="info",
+            pid=successor,
+        )
+        self._notifier.hand_over(successor)
+        self._control.send(signal.SIGUSR2)
+        for slot, child in enumerate(self._workers):
+            child.restart_at = None
+            with contextlib.suppress(OSError):
+                orders.send(self._orders[slot][0], orders.Message(orders.RETIRE, int(timeout_secs)))
+        self._bound.release()
+        deadline = time.monotonic() + timeout_secs + DRAIN_GRACE_SECS
+        while any(child.pid is not None for child in self._workers) and time.monotonic() < deadline:
+            number = self._next_signal(TICK_SECS)
+            self._reap()
+            if number is not None and number in _STOP:
+                return
 
     # Reload.
 
@@ -353,6 +451,9 @@ class Supervisor:
                 ).as_dict()
             elif operation == "confirm":
                 document = self._confirm()
+            elif operation == "upgrade":
+                self._begin_upgrade(request)
+                continue
             else:
                 document = {"result": "refused", "errors": [f"unknown operation {operation!r}"]}
             self._commands.answer(request, document)
@@ -447,6 +548,8 @@ class Supervisor:
 
     def _timeout_secs(self) -> float:
         now = time.monotonic()
+        if self._upgrade is not None:
+            return UPGRADE_LOOK_SECS
         due = [child.restart_at - now for child in self._all if child.restart_at is not None]
         return max(0.0, min([TICK_SECS, *due]))
 

@@ -84,6 +84,7 @@ class Worker:
         self._sessions: set[ClientSession] = set()
         self._done = asyncio.Event()
         self._terminations = 0
+        self._retiring = False
         self._tallies = Tallies(cells)
         self._lags_us: deque[int] = deque(maxlen=LAGS_KEPT)
         self._beat_due = monotonic()
@@ -116,7 +117,9 @@ class Worker:
         self._permits = Permits(context.permits, cells, CONNECTIONS_OPEN)
         self._redirect_permits = Permits(context.redirect_permits, cells, REDIRECT_OPEN)
         self._fronts = {one.label: self._front(one) for one in (*context.https, *context.redirect)}
-        self._takeover = Takeover(workshop, context.orders, current=lambda: self._generation, commit=self._switch)
+        self._takeover = Takeover(
+            workshop, context.orders, current=lambda: self._generation, commit=self._switch, retire=self._retire
+        )
 
     async def run(self) -> None:
         """Serve until drained."""
@@ -276,9 +279,7 @@ class Worker:
         for relay in self._relays:
             relay.draining = True
         # The master closes its own ends: whoever connects from now on is refused, instead of waiting for nobody.
-        for front in self._fronts.values():
-            front.accepting.stop()
-            front.listener.sock.close()
+        self._close_fronts()
         self._pool.close_idle()
         self._cells[READY] = 0
         for session in list(self._sessions):
@@ -288,9 +289,31 @@ class Worker:
         self._loop.call_later(max(timeout_secs / 2, timeout_secs - TUNNEL_CLOSE_SECS), self._end_tunnels)
         self._loop.call_later(timeout_secs, self._done.set)
 
+    def _retire(self, timeout_secs: float) -> None:
+        """A successor accepts on the same sockets. Whoever is connected here may stay for ``timeout_secs``.
+
+        An idle connection gets one more answer, with Connection: close: a request may be on its way.
+        """
+        self._retiring = True
+        for relay in self._relays:
+            relay.draining = True
+        self._close_fronts()
+        self._cells[READY] = 0
+        self._go_on_draining()
+        self._loop.call_later(max(timeout_secs / 2, timeout_secs - TUNNEL_CLOSE_SECS), self._end_tunnels)
+        self._loop.call_later(timeout_secs, self._done.set)
+
+    def _close_fronts(self) -> None:
+        while self._fronts:
+            _, front = self._fronts.popitem()
+            front.accepting.stop()
+            front.listener.sock.close()
+
     def _go_on_draining(self) -> None:
         if not self._sessions:
             self._done.set()
+        elif self._retiring and not self._terminations:
+            return
         elif len(self._sessions) <= self._cells[TUNNELS_OPEN]:
             # Tunnels never end by themselves, so they do not keep the process; but all else comes first.
             self._end_tunnels()

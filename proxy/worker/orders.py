@@ -27,6 +27,8 @@ FAILED = "failed"
 COMMIT = "commit"
 COMMITTED = "committed"
 ABORT = "abort"
+RETIRE = "retire"
+"""After an upgrade: accept nothing more, and end when the connections that there are have ended."""
 
 
 @dataclass(frozen=True, slots=True)

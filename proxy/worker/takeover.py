@@ -42,11 +42,13 @@ class Takeover:
         *,
         current: Callable[[], Generation],
         commit: Callable[[Prepared], None],
+        retire: Callable[[float], None],
     ) -> None:
         self._workshop = workshop
         self._channel = channel
         self._current = current
         self._commit = commit
+        self._retire = retire
         self._candidate: Prepared | None = None
         self._is_prepared = False
         self._task: asyncio.Task[None] | None = None
@@ -75,6 +77,8 @@ class Takeover:
             self._on_commit(message.number)
         elif message.word == orders.ABORT:
             self._drop()
+        elif message.word == orders.RETIRE:
+            self._retire(message.number)
 
     def _prepare(self, number: int, descriptors: list[int]) -> None:
         sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors[1:]]
