@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from pydantic import BaseModel
+
 from proxy.config.effective import effective_listeners, effective_redirect_addresses
 from proxy.config.schema import Settings, Site
 
@@ -21,7 +23,8 @@ NOT_LIVE = (
 )
 """Keys that take effect with a restart (or an upgrade) only: what they shape is made before the workers are."""
 
-_PER_LISTENER = ("listeners", "sites", "redirect")
+_TOLD_APART = frozenset({"listeners", "sites", "redirect.addresses"})
+"""Keys whose changes have lines of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,14 @@ class Changes:
     sites_added: tuple[str, ...] = ()
     sites_removed: tuple[str, ...] = ()
     sites_changed: tuple[str, ...] = ()
+    """With what is other in them."""
     listeners_added: tuple[str, ...] = ()
     listeners_removed: tuple[str, ...] = ()
     listeners_changed: tuple[str, ...] = ()
     certificates_changed: tuple[str, ...] = ()
     """Addresses of listeners whose certificates are other ones, be it in the same files."""
     limits_changed: tuple[str, ...] = ()
-    """Top-level keys, with both values."""
+    """All other keys, with both values."""
     needs_restart: tuple[str, ...] = ()
     """Keys that differ but cannot change live; the old values stay in force."""
 
@@ -56,7 +60,11 @@ def diff(old: Settings, new: Settings, certificates_changed: Iterable[str] = ())
     return Changes(
         sites_added=tuple(name for name in new_sites if name not in old_sites),
         sites_removed=tuple(name for name in old_sites if name not in new_sites),
-        sites_changed=tuple(name for name, site in new_sites.items() if name in old_sites and site != old_sites[name]),
+        sites_changed=tuple(
+            f"{name}: {', '.join(_differing(old_sites[name], site))}"
+            for name, site in new_sites.items()
+            if name in old_sites and site != old_sites[name]
+        ),
         listeners_added=(
             *(address for address in new_listeners if address not in old_listeners),
             *sorted(new_listeners_redirect - old_listeners_redirect),
@@ -72,9 +80,9 @@ def diff(old: Settings, new: Settings, certificates_changed: Iterable[str] = ())
         ),
         certificates_changed=tuple(certificates_changed),
         limits_changed=tuple(
-            f"{key}: {_shown(getattr(old, key))} -> {_shown(getattr(new, key))}"
-            for key in Settings.model_fields
-            if key not in _PER_LISTENER and key not in _not_live_tables() and getattr(old, key) != getattr(new, key)
+            f"{key}: {_shown(_value(old, key))} -> {_shown(_value(new, key))}"
+            for key in _keys(new)
+            if key not in _TOLD_APART and not _is_not_live(key) and _value(old, key) != _value(new, key)
         ),
         needs_restart=tuple(key for key in NOT_LIVE if _value(old, key) != _value(new, key)),
     )
@@ -91,8 +99,25 @@ def _by_name(sites: Iterable[Site]) -> dict[str, Site]:
     return {site.hosts[0]: site for site in sites}
 
 
-def _not_live_tables() -> frozenset[str]:
-    return frozenset(key for key in NOT_LIVE if "." not in key)
+def _differing(old: Site, new: Site) -> list[str]:
+    """The keys of a site that differ; of its routes, their paths."""
+    keys = [key for key in Site.model_fields if key != "routes" and getattr(old, key) != getattr(new, key)]
+    before, after = ({route.path: route for route in site.routes} for site in (old, new))
+    paths = dict.fromkeys((*before, *after))
+    return [*keys, *(f"route {path}" for path in paths if before.get(path) != after.get(path))] or ["routes"]
+
+
+def _keys(settings: Settings) -> list[str]:
+    """Every key, those of tables with the table's name before them."""
+    keys: list[str] = []
+    for key in Settings.model_fields:
+        value = getattr(settings, key)
+        keys += [f"{key}.{part}" for part in type(value).model_fields] if isinstance(value, BaseModel) else [key]
+    return keys
+
+
+def _is_not_live(key: str) -> bool:
+    return key in NOT_LIVE or key.partition(".")[0] in NOT_LIVE
 
 
 def _value(settings: Settings, key: str) -> object:
@@ -103,4 +128,6 @@ def _value(settings: Settings, key: str) -> object:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
     return "default" if value is None else str(value)

@@ -84,7 +84,7 @@ async def _serve(context: ControlContext) -> None:
     loop.add_signal_handler(signal.SIGUSR2, retired.set)
 
     endpoints: list[Endpoint] = []
-    admin = Admin(context, loop)
+    admin = Admin(context, log, loop)
     admin.looks = looking_handler(
         context.book,
         log,
@@ -154,7 +154,8 @@ def _probe(reason: str) -> Answer:
 class Admin:
     """The admin API: status from what is here, everything else by asking the master."""
 
-    def __init__(self, context: ControlContext, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, context: ControlContext, log: EventLog, loop: asyncio.AbstractEventLoop) -> None:
+        self._log = log
         self.facts = context.facts
         self.permits = context.permits
         """Of the configuration that is in force, as ``facts``."""
@@ -189,7 +190,13 @@ class Admin:
         return json_answer(409 if document["result"] == "refused" else 200, document)
 
     def _on_news(self, facts: Mapping[str, Any], permits: Sequence[int]) -> None:
-        self.facts, self.permits = facts, permits
+        before, self.facts, self.permits = self.facts, facts, permits
+        # Only what a reload has changed: the level may have been set by hand meanwhile.
+        wanted, known = facts["event_log"], before["event_log"]
+        if wanted["level"] != known["level"]:
+            self._log.level = wanted["level"]
+        if wanted["max_lines_per_minute"] != known["max_lines_per_minute"]:
+            self._log.set_max_lines_per_minute(wanted["max_lines_per_minute"])
 
 
 def _status(

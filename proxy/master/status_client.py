@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import http.client
 import json
 import socket
@@ -110,12 +111,28 @@ def show_status(document: dict[str, Any], stream: TextIO) -> None:
         f" 5xx {totals['responses_5xx']}), refused or cut {document['refused']},"
         f" events {events['written']} written, {events['suppressed']} suppressed (level {events['level']})"
     )
+    console.print(_generation(document))
     console.print(_listeners(document["listeners"]))
     console.print(_workers(document["workers"]))
     if document["backends"]:
         columns = ("backend", "open", "idle", "left out", "failures")
         keys = ("backend", "open", "idle", "ejected", "failures")
         console.print(table(columns, 1, [[one[key] for key in keys] for one in document["backends"]]))
+
+
+def _generation(document: dict[str, Any]) -> str:
+    older = max((worker["generations"] for worker in document["workers"]), default=1) - 1
+    text = f"configuration: generation {document['generation']}"
+    if older > 0:
+        text += f", connections of {older} older one{'s'[: older > 1]} are left"
+    last = document["last_reload"]
+    if last is not None:
+        at = dt.datetime.fromtimestamp(last["time"], dt.UTC)
+        text += f"; last reload: {last['result']} at {at:%Y-%m-%dT%H:%M:%SZ}"
+        text += "".join(f"\n  {error}" for error in last["errors"])
+        if last["confirm_secs"]:
+            text += f"\n  it is taken back {last['confirm_secs']:g} s later, unless `reverse-proxy confirm` comes"
+    return text
 
 
 def _listeners(listeners: Sequence[dict[str, Any]]) -> Table:

@@ -125,6 +125,7 @@ class Supervisor:
             Running(1, settings, plan, tls), self._bound, self._worker_lines, privileges, self._give_rows, self._notify
         )
         self._confirmation: tuple[float, Running] | None = None
+        self._last_reload: dict[str, object] | None = None
         self._commands = MasterEnd()
         self._orders: dict[int, tuple[socket.socket, socket.socket]] = {}
         self._book = CounterBook(plan.workers, *row_names(settings))
@@ -310,7 +311,14 @@ class Supervisor:
     def _facts(self) -> dict[str, object]:
         facts = status_facts(self._plan, self._tls, self._bound)
         # Also where a child asks: the process that operators signal is the master.
-        return {**facts, "pid": self._pid, "generation": self._reloader.running.number}
+        log = self._settings.event_log
+        return {
+            **facts,
+            "pid": self._pid,
+            "generation": self._reloader.running.number,
+            "last_reload": self._last_reload,
+            "event_log": {"level": log.level, "max_lines_per_minute": log.max_lines_per_minute},
+        }
 
     def _crash_reporter(self, name: str) -> Callable[[BaseException], None]:
         def report(error: BaseException) -> None:
@@ -488,6 +496,8 @@ class Supervisor:
         if self._confirmation is None:
             return {"result": "refused", "errors": ["no reload waits to be confirmed"]}
         self._confirmation = None
+        self._last_reload = {**(self._last_reload or {}), "confirm_secs": None}
+        self._tell_news()
         self._reporter.report("reload.confirmed", "the configuration stays", level="info")
         return {"result": "confirmed", "generation": self._reloader.running.number, "errors": []}
 
@@ -498,6 +508,7 @@ class Supervisor:
         outcome = self._reloader.restore(before)
         retry_at = None if outcome.accepted else time.monotonic() + CONFIRM_RETRY_SECS
         self._confirmation = None if retry_at is None else (retry_at, before)
+        self._last_reload = {**(self._last_reload or {}), "result": "taken back", "confirm_secs": None}
         self._reporter.report(
             "reload.not_confirmed",
             "nobody confirmed the reload in time: the configuration before it is in force again"
@@ -512,6 +523,14 @@ class Supervisor:
     def _report_reload(self, outcome: Outcome) -> None:
         counter = counters.RELOADS_ACCEPTED if outcome.accepted else counters.RELOADS_REFUSED
         self._control_book.page(1)[counter] += 1
+        self._last_reload = {
+            "result": outcome.result,
+            "generation": outcome.generation,
+            "time": time.time(),
+            "confirm_secs": outcome.confirm_secs,
+            "errors": outcome.errors,
+        }
+        self._tell_news()
         if outcome.accepted:
             changes = "; ".join(f"{key}: {', '.join(values)}" for key, values in outcome.changes.as_dict().items())
             self._reporter.report(
@@ -520,8 +539,8 @@ class Supervisor:
                 level="info",
                 generation=outcome.generation,
                 changes=changes or "none",
+                warnings="; ".join(outcome.warnings),
             )
-            self._tell_news()
         else:
             self._reporter.report(
                 "reload.refused",

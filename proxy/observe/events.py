@@ -84,6 +84,10 @@ class EventLog:
     def level(self, level: str) -> None:
         self._merger.level = level
 
+    def set_max_lines_per_minute(self, lines: int) -> None:
+        """Another bound from now on."""
+        self._merger.budget.resize(lines)
+
     @property
     def lines_written(self) -> int:
         """Lines that reached the target."""

@@ -48,6 +48,10 @@ class LineBudget:
         self._denied: dict[str, int] = {}
         self._denied_since = 0.0
 
+    def resize(self, max_lines: int) -> None:
+        """Another ``max_lines``; the lines of the last minute count on."""
+        self._recent = deque(self._recent, maxlen=max(1, max_lines - 1))
+
     def take(self, now: float) -> bool:
         """Whether one more line may be written now; if so it counts."""
         recent = self._recent
