@@ -44,11 +44,11 @@ class Tunnel:
         self._idle_secs = idle_secs
         self._rest = (from_client, from_upstream)
         self._cells = cells
-        self._on_end = on_end
+        self._on_end: Callable[[], None] | None = on_end
         self._ended = False
         self.bytes_to_client = 0
         self.expired = False
-        self._sides = (_Side(self, client, upstream), _Side(self, upstream, client))
+        self._sides: tuple[_Side, ...] = (_Side(self, client, upstream), _Side(self, upstream, client))
 
     def start(self) -> None:
         """Take the streams over, with what had come beyond the heads."""
@@ -92,7 +92,11 @@ class Tunnel:
         self._cells[TUNNELS_OPEN] -= 1
         self._upstream.close()
         self._client.close()
-        self._on_end()
+        on_end, self._on_end = self._on_end, None
+        # Each knows the other: without this both, and their generation, would wait for the garbage collection.
+        self._sides = ()
+        if on_end is not None:
+            on_end()
 
 
 class _Side:
