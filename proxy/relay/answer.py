@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from proxy.protocol.http1 import ResponseHead
+from proxy.protocol.http1 import ResponseHead, Trailers
 from proxy.relay.context import RelayContext
+from proxy.relay.forward import edited
 from proxy.route.table import RouteEntry
 
 CLIENT_GONE = 499
@@ -22,15 +23,15 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 class PreparedResponse:
     """An upstream's head for the client, but for framing and Connection: the same for the same head and route."""
 
-    __slots__ = ("route", "start", "whole")
+    __slots__ = ("kept_out", "route", "start", "whole")
 
     def __init__(self, head: ResponseHead, route: RouteEntry, date: bytes) -> None:
         self.route = route
-        replaced = {name.lower() for name, _ in route.set_response_headers} | route.remove_response_headers
+        self.kept_out = head.hop_by_hop | edited(route.set_response_headers, route.remove_response_headers)
         lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
         has_date = False
         for lower, name, value in head.fields:
-            if lower in head.hop_by_hop or lower in _FRAMING or lower in replaced:
+            if lower in self.kept_out or lower in _FRAMING:
                 continue
             if lower == b"date":
                 has_date = True
@@ -44,6 +45,10 @@ class PreparedResponse:
         self.start = b"\r\n".join(lines)
         self.whole = self.start + b"\r\n"
         """The head as it is where framing and Connection need no word: a length, HTTP/1.1, and the connection lives."""
+
+    def trailers(self, trailers: Trailers) -> Trailers:
+        """Those that go on: what is removed from the head, or set in it, does not come back behind the body."""
+        return tuple([trailer for trailer in trailers if trailer[0].lower() not in self.kept_out])
 
 
 _FRAMING = frozenset((b"content-length", b"transfer-encoding"))

@@ -43,6 +43,7 @@ from proxy.protocol.http1 import (
     RequestDecoder,
     RequestHead,
     ResponseHead,
+    Trailers,
     encode_chunk,
     encode_last_chunk,
 )
@@ -51,6 +52,7 @@ from proxy.relay.answer import (
     CONNECTION_CLOSE,
     CONNECTION_KEEP_ALIVE,
     TRANSFER_CHUNKED,
+    PreparedResponse,
     own_response,
     prepare_response,
 )
@@ -107,6 +109,7 @@ class Exchange:
         "_received",
         "_request_body_bytes",
         "_request_id",
+        "_response",
         "_retries",
         "_sent_at",
         "_started",
@@ -130,6 +133,7 @@ class Exchange:
         self._started = self._sent_at = monotonic()
         self._upstream_secs = -1.0
         self._status = 0
+        self._response: PreparedResponse | None = None
         self._body_bytes = 0
         self._request_body_bytes = 0
         self._received = False
@@ -226,10 +230,15 @@ class Exchange:
         """The request body is complete."""
         self.request_done = True
         if self._head.chunked:
-            self._write_upstream(encode_last_chunk(end.trailers) if end.trailers else LAST_CHUNK)
+            self._write_upstream(self._last_chunk(end.trailers) if end.trailers else LAST_CHUNK)
         connection = self._connection
         if connection is not None and connection.stream.reading:
             connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
+
+    def _last_chunk(self, trailers: Trailers) -> bytes:
+        kept, underscore_fields = self._prepared.trailers(trailers)
+        self._context.cells[UNDERSCORE_FIELDS_DROPPED] += underscore_fields
+        return encode_last_chunk(kept)
 
     def _continue(self, connection: UpstreamConnection | None) -> None:
         # The client sends its body now, because it was told to or because it has waited enough.
@@ -303,7 +312,8 @@ class Exchange:
                         break
                 elif kind is EndOfMessage:
                     if self._chunked_out:
-                        out.append(encode_last_chunk(event.trailers) if event.trailers else LAST_CHUNK)  # type: ignore[union-attr]
+                        trailers = event.trailers  # type: ignore[union-attr]
+                        out.append(encode_last_chunk(self._kept_trailers(trailers)) if trailers else LAST_CHUNK)
                     finished = True
                     break
                 elif event is CLOSED:
@@ -338,6 +348,7 @@ class Exchange:
             # RFC 9110 section 15.2: not for a client of HTTP/1.0.
             return response.whole if request.version == 11 else b""
         self._status = head.status
+        self._response = response
         self._upstream_secs = monotonic() - self._sent_at
         self._upstream_keeps_alive = head.keep_alive
         connection = self._connection
@@ -358,6 +369,10 @@ class Exchange:
         if request.version == 10:
             return b"".join((response.start, framing, CONNECTION_KEEP_ALIVE, b"\r\n"))
         return b"".join((response.start, framing, b"\r\n")) if framing else response.whole
+
+    def _kept_trailers(self, trailers: Trailers) -> Trailers:
+        assert self._response is not None
+        return self._response.trailers(trailers)
 
     def on_upstream_eof(self) -> None:
         """The upstream ended its side."""

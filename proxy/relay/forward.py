@@ -17,7 +17,9 @@ from proxy.route.table import RedirectEntry, RouteEntry
 from proxy.upstream.pool import UpstreamGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from proxy.protocol.http1 import Trailers
 
 VIA = b"1.1 reverse-proxy"
 """RFC 9110 section 7.6.3: a pseudonym stands for the host's name."""
@@ -33,6 +35,11 @@ REFUSED_METHODS = {b"CONNECT": 501, b"TRACE": 405}
 """A tunnel to anywhere is not what a reverse proxy is for; TRACE would show a client what the proxy adds."""
 
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
+
+
+def edited(sets: Iterable[tuple[bytes, bytes]], removes: Iterable[bytes]) -> frozenset[bytes]:
+    """The lower-case names of the fields that a route sets itself or removes."""
+    return frozenset((*(name.lower() for name, _ in sets), *removes))
 
 
 class Refusal(NamedTuple):
@@ -58,6 +65,7 @@ class Prepared:
         "fields",
         "group",
         "host",
+        "kept_out",
         "line",
         "logged",
         "response_timeout_secs",
@@ -65,6 +73,7 @@ class Prepared:
         "tail",
         "tally",
         "underscore_fields",
+        "underscores",
         "upgrade",
     )
 
@@ -77,7 +86,9 @@ class Prepared:
         self.upgrade = next((name for name in head.upgrade if name in route.upgrade_protocols), None)
         self.line = b"%b %b HTTP/1.1\r\nHost: " % (head.method, path)
         self.underscore_fields = 0
-        self.fields = self._forwarded_fields(head, context.settings.underscores_in_headers)
+        self.underscores = context.settings.underscores_in_headers
+        self.kept_out = head.hop_by_hop | edited(route.set_request_headers, route.remove_request_headers)
+        self.fields = self._forwarded_fields(head)
         self.host = head.authority if route.preserve_host else b""
         authority = head.authority or head.host
         self.tail = b'%b"\r\nX-Forwarded-Host: %b\r\nVia: %b\r\nX-Request-Id: ' % (
@@ -86,18 +97,16 @@ class Prepared:
             VIA,
         )
 
-    def _forwarded_fields(self, head: RequestHead, underscores: bool) -> bytes:
-        route = self.route
-        replaced = {name.lower() for name, _ in route.set_request_headers}
+    def _forwarded_fields(self, head: RequestHead) -> bytes:
+        route, kept_out = self.route, self.kept_out
         lines = [b""]
         for lower, name, value in head.fields:
-            if lower in head.hop_by_hop or lower in DROPPED_FIELDS or lower.startswith(X_FORWARDED):
+            if lower in kept_out or lower in DROPPED_FIELDS or lower.startswith(X_FORWARDED):
                 continue
-            if b"_" in lower and not underscores:
+            if b"_" in lower and not self.underscores:
                 # CGI makes "_" and "-" the same, so X_Real_IP would pass for X-Real-IP.
                 self.underscore_fields += 1
-                continue
-            if lower not in replaced and lower not in route.remove_request_headers:
+            else:
                 lines.append(b"%b: %b" % (name, value))
         lines.extend(b"%b: %b" % (name, value) for name, value in route.set_request_headers)
         if head.chunked:
@@ -108,6 +117,19 @@ class Prepared:
             lines.append(b"Connection: Upgrade\r\nUpgrade: %b" % self.upgrade)
         lines.append(b"")
         return b"\r\n".join(lines)
+
+    def trailers(self, trailers: Trailers) -> tuple[Trailers, int]:
+        """Those that go on, and how many were dropped for an underscore: an upstream may merge them into the head's
+        fields (RFC 9110 section 6.5.1), so what a head may not say they may not say either."""
+        kept: list[tuple[bytes, bytes]] = []
+        underscore_fields = 0
+        for name, value in trailers:
+            lower = name.lower()
+            if b"_" in lower and not self.underscores:
+                underscore_fields += 1
+            elif lower not in self.kept_out and not lower.startswith(X_FORWARDED):
+                kept.append((name, value))
+        return tuple(kept), underscore_fields
 
 
 DROPPED_FIELDS = REPLACED_FIELDS | {PROXY_FIELD, b"host", b"content-length", b"transfer-encoding"}

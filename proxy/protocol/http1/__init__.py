@@ -5,7 +5,7 @@ Strict by grammar: what two parsers could read in two ways is refused, never rep
 
 from __future__ import annotations
 
-from proxy.protocol.http1.body import END, LAST_CHUNK, EndOfMessage, encode_chunk, encode_last_chunk
+from proxy.protocol.http1.body import END, LAST_CHUNK, EndOfMessage, Trailers, encode_chunk, encode_last_chunk
 from proxy.protocol.http1.connection import HOP_BY_HOP
 from proxy.protocol.http1.errors import REQUEST_STATUSES, RESPONSE_REASONS, Incomplete, ProtocolError
 from proxy.protocol.http1.heads import (
@@ -43,6 +43,7 @@ __all__ = [
     "RequestHead",
     "ResponseDecoder",
     "ResponseHead",
+    "Trailers",
     "encode_chunk",
     "encode_last_chunk",
 ]
