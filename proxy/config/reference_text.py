@@ -49,6 +49,13 @@ with the path to [deploy/reverse-proxy.schema.json](../deploy/reverse-proxy.sche
 SEMANTICS: Final = """\
 ## What the words mean
 
+### A file is read at the start and at a reload
+
+A [reload](operations.md#reload) takes over every key but `workers`, `user`, `group`, `core_dumps`, `state_dir`,
+`health`, `admin`, `event_log.path` and `event_log.format`; where one of these differs it says so and keeps the old
+value until a restart. Certificates and `upstream_tls.ca` are read again each time. Connections end with the values that
+they began with.
+
 ### Times are inactivity, never totals
 
 A time runs only while nothing moves, and starts again with every byte. A push of 3 GB that takes an hour passes every
