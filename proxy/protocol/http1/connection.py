@@ -37,9 +37,15 @@ class ConnectionOptions(NamedTuple):
 NO_OPTIONS: Final = ConnectionOptions(False, False, False, HOP_BY_HOP)
 
 
-@lru_cache(maxsize=256)
+_REMEMBERED_BYTES: Final = 128  # a longer one is nobody's habit, and as options it takes forty times its size
+
+
 def parse_connection(value: bytes) -> ConnectionOptions:
     """The options of a Connection field (several: joined by commas). Raises ValueError unless each is a token."""
+    return _remembered(value) if len(value) <= _REMEMBERED_BYTES else _parse(value)
+
+
+def _parse(value: bytes) -> ConnectionOptions:
     options = {option for part in value.lower().split(b",") if (option := part.strip(b" \t"))}
     if not all(map(TOKEN.fullmatch, options)):
         raise ValueError("a connection option is a token")
@@ -49,6 +55,9 @@ def parse_connection(value: bytes) -> ConnectionOptions:
         b"upgrade" in options,
         HOP_BY_HOP | (options - {b"close"} - _NEVER_HOP_BY_HOP),
     )
+
+
+_remembered: Final = lru_cache(maxsize=256)(_parse)
 
 
 def parse_upgrade(value: bytes) -> tuple[bytes, ...]:

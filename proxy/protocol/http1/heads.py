@@ -110,6 +110,8 @@ class HeadCache:
     """
 
     MAX_HEAD_BYTES: Final = 4096
+    MAX_NAMES: Final = 64
+    """A head whose Connection names more is not kept: as a set they take thirty times their size."""
 
     __slots__ = ("_limits", "entries", "max_entries")
 
@@ -126,7 +128,7 @@ class HeadCache:
 
     def put(self, raw: bytes, head: RequestHead | ResponseHead) -> None:
         """Remembers ``head``; a full cache is emptied first, which costs less than keeping an order of use."""
-        if len(raw) <= self.MAX_HEAD_BYTES:
+        if len(raw) <= self.MAX_HEAD_BYTES and len(head.hop_by_hop) <= self.MAX_NAMES:
             if len(self.entries) >= self.max_entries:
                 self.entries.clear()
             self.entries[raw] = head
