@@ -98,8 +98,12 @@ class Clients:
         self.phase = "start"
         self.failures: list[Failure] = []
         self.counts: Counter[str] = Counter()
+        self.slowest_secs = 0.0
+        """From the connect, or from the request where the connection was there."""
         self.started_at = time.monotonic()
         self._port = port
+        self.resting = threading.Event()
+        """While set, nobody begins a short request, and no connection for them is kept."""
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -129,6 +133,11 @@ class Clients:
     def _count(self, name: str) -> None:
         with self._lock:
             self.counts[name] += 1
+
+    def _answered(self, name: str, began: float) -> None:
+        with self._lock:
+            self.counts[name] += 1
+            self.slowest_secs = max(self.slowest_secs, time.monotonic() - began)
 
     def _failed(self, error: BaseException, port: int, doing: str) -> None:
         with self._lock:
@@ -165,7 +174,9 @@ class Clients:
 
     def _new_connections(self) -> None:
         while not self._stop.wait(NEW_PAUSE_SECS):
-            port, doing = 0, "connect"
+            if self.resting.is_set():
+                continue
+            port, doing, began = 0, "connect", time.monotonic()
             try:
                 raw = self.tcp()
                 port, doing = raw.getsockname()[1], "handshake"
@@ -175,18 +186,23 @@ class Clients:
             except FAULTS as error:
                 self._failed(error, port, doing)
             else:
-                self._count("new")
+                self._answered("new", began)
 
     def _kept_connection(self) -> None:
         wire: Wire | None = None
         turn = 0
         while not self._stop.wait(KEPT_PAUSE_SECS):
+            if self.resting.is_set():
+                if wire is not None:
+                    wire.close()
+                    wire = None
+                continue
             if wire is not None and _has_ended(wire):
                 # Closed while it was idle: no request is lost.
                 wire.close()
                 wire = None
                 self._count("closed idle")
-            port, doing = 0, "connect"
+            port, doing, began = 0, "connect", time.monotonic()
             try:
                 if wire is None:
                     raw = self.tcp()
@@ -206,7 +222,7 @@ class Clients:
                     wire.close()
                 wire = None
             else:
-                self._count("kept")
+                self._answered("kept", began)
         if wire is not None:
             wire.close()
 

@@ -55,6 +55,7 @@ class Phase:
     times: int = 0
     secs: float = 0.0
     short: int = 0
+    slowest_secs: float = 0.0
     failed: int = 0
     lost_with_worker: int = 0
     long: Counter[str] = field(default_factory=Counter)
@@ -71,14 +72,14 @@ class Report:
     def table(self) -> str:
         """For people, and for the documentation."""
         lines = [
-            "| phase | times | seconds | short requests | failed | lost with a killed worker | long exchanges |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
+            "| phase | times | seconds | short requests | slowest | failed | lost with their worker | long exchanges |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
         for one in self.phases:
             long = ", ".join(f"{count} {name}" for name, count in one.long.items()) or "go on"
             lines.append(
-                f"| {one.name} | {one.times} | {one.secs:.1f} | {one.short} | {one.failed} | {one.lost_with_worker} "
-                f"| {long} |"
+                f"| {one.name} | {one.times} | {one.secs:.1f} | {one.short} | {one.slowest_secs * 1000:.0f} ms "
+                f"| {one.failed} | {one.lost_with_worker} | {long} |"
             )
         return "\n".join(lines)
 
@@ -99,6 +100,7 @@ class Play:
         self._ends_at = time.monotonic() + LIMIT_SECS
         self._clients = Clients(appliance.port)
         self._pace = Pace()
+        self._upgrades = 0
         ports = FreePorts()
         self._second_port = ports.take()
         ports.release()
@@ -123,7 +125,7 @@ class Play:
         try:
             with self._phase("reload", RELOADS):
                 self._reload(pace)
-            self._note_growth(before)
+            self._judge_reloads(before, long)
             with self._phase("upgrade", UPGRADES) as phase:
                 self._upgrade(pace)
                 pace.allow(1.0)
@@ -144,10 +146,12 @@ class Play:
         counts = self._clients.counts
         short, failed, began = self._short, counts["failed"], time.monotonic()
         self._clients.phase = name
+        self._clients.slowest_secs = 0.0
         phase = Phase(name, times)
         yield phase
         phase.secs = time.monotonic() - began
         phase.short = self._short - short
+        phase.slowest_secs = self._clients.slowest_secs
         phase.failed += counts["failed"] - failed
         self.report.phases.append(phase)
 
@@ -176,22 +180,27 @@ class Play:
 
     def _upgrade(self, pace: Pace) -> None:
         for number in range(1, UPGRADES + 1):
+            self._upgrades = number
             self._clients.phase = f"upgrade {number}"
             pace.allow(RELOADS_SHARE + (1 - RELOADS_SHARE) * (number - 0.5) / UPGRADES)
-            document = self._admin.ask("POST", "/upgrade")
-            assert document["result"] == "upgraded", document
-            self._masters.append(document["pid"])
-            self._admin.close()
-            status = self._status()
-            if status["pid"] != document["pid"]:
-                self.report.faults.append(f"after upgrade {number} the admin socket still answers for the old master")
-            self._wait(functools.partial(self._answers, document["pid"]), "the new master answers")
+            if number % 2:
+                document = self._admin.ask("POST", "/upgrade")
+                assert document["result"] == "upgraded", document
+                self._masters.append(document["pid"])
+                self._admin.close()
+                if self._status()["pid"] != document["pid"]:
+                    self.report.faults.append(f"after upgrade {number} the admin socket answers for the old master")
+            else:
+                os.kill(self._masters[-1], signal.SIGUSR2)
+            self._wait(self._has_successor, "a new master answers")
             time.sleep(BREATH_SECS)
 
-    def _answers(self, pid: int) -> bool:
+    def _has_successor(self) -> bool:
         self._admin.close()
         status = self._status()
-        return bool(status["pid"] == pid and status["ready"])
+        if status["pid"] not in self._masters:
+            self._masters.append(status["pid"])
+        return bool(len(self._masters) == self._upgrades + 1 and status["pid"] == self._masters[-1] and status["ready"])
 
     def _kill(self, phase: Phase) -> None:
         pace = self._pace = Pace()
@@ -232,28 +241,37 @@ class Play:
 
     # -- what is left
 
-    def _census(self) -> Census:
+    def _census(self, long: int = 0) -> Census:
+        """With nothing else to do than ``long`` exchanges."""
         status: Document = {}
 
         def at_rest() -> bool:
             nonlocal status
             status = self._status()
-            return not unrest(status)
+            return not unrest(status, long)
 
         try:
             self._wait(at_rest, "nothing is held", REST_SECS)
         except AssertionError:
-            self.report.faults.append(f"still held at rest: {unrest(status)}")
+            self.report.faults.append(f"still held at rest: {unrest(status, long)}")
         return census(status)
 
-    def _note_growth(self, before: Census) -> None:
-        after = census(self._status())
+    def _judge_reloads(self, before: Census, long: list[Long]) -> None:
+        self._clients.resting.set()
+        after = self._census(len(long))
+        self._clients.resting.clear()
         growth = {name: after.resident_bytes[name] - size for name, size in before.resident_bytes.items()}
         self.report.notes.append(
             "memory after the reloads: " + ", ".join(f"{name} {size / 1e6:+.1f} MB" for name, size in growth.items())
         )
         if max(growth.values()) > MAX_GROWTH_BYTES:
             self.report.faults.append("memory grew with the reloads")
+        more = Counter(after.descriptors)
+        more.subtract(before.descriptors)
+        gained = sum(count for name, count in more.items() if name.startswith("worker"))
+        # A long exchange has two, its client's and its upstream's.
+        if more["master"] or more["control"] or gained != 2 * len(long):
+            self.report.faults.append(f"descriptors after the reloads, with {len(long)} connections left: {more}")
 
     def _judge_rest(self, before: Census) -> None:
         after = self._census()
@@ -263,7 +281,8 @@ class Play:
             + ("the same" if same else _listed(after.descriptors))
         )
         if not same:
-            self.report.faults.append("descriptors are not as at the start")
+            more = {name: dict(after.kinds[name] - before.kinds[name]) for name in before.kinds}
+            self.report.faults.append(f"descriptors are not as at the start: more are {more}")
         try:
             self._wait(
                 lambda: not any(map(processes.alive, self._masters[:-1])), "the old masters have ended", REST_SECS

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tests.harness import processes
 
 ADMIN_TIMEOUT_SECS = 60.0
 _ESTABLISHED = "01"
@@ -61,9 +61,10 @@ class AdminClient:
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """The processes of the appliance at rest: descriptors and resident memory by name."""
+    """The processes of the appliance at rest: descriptors, what they are, and resident memory, by name."""
 
     descriptors: Mapping[str, int]
+    kinds: Mapping[str, Counter[str]]
     resident_bytes: Mapping[str, int]
 
 
@@ -76,22 +77,37 @@ def family(status: Document) -> dict[str, int]:
 def census(status: Document) -> Census:
     """What each process holds now."""
     pids = family(status)
+    kinds = {name: Counter(_kinds(pid)) for name, pid in pids.items()}
     return Census(
-        {name: processes.descriptor_count(pid) for name, pid in pids.items()},
+        {name: counts.total() for name, counts in kinds.items()},
+        kinds,
         {name: _resident_bytes(pid) for name, pid in pids.items()},
     )
+
+
+def _kinds(pid: int) -> Iterator[str]:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            yield os.readlink(f"/proc/{pid}/fd/{number}").partition(":[")[0]
 
 
 def _resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def unrest(status: Document) -> str:
-    """What an appliance without clients still holds; empty when nothing."""
+def unrest(status: Document, long: int = 0) -> str:
+    """What an appliance still holds that serves nobody but ``long`` exchanges; empty when nothing.
+
+    Their connections may have an older generation.
+    """
     totals = status["totals"]
-    held = {key: totals[key] for key in ("connections_open", "requests_active", "tunnels_open", "upstream_open")}
+    held = {key: totals[key] - long for key in ("connections_open", "requests_active", "upstream_open")}
     reasons = [f"{key} {value}" for key, value in held.items() if value]
-    reasons += [f"worker {one['slot']} generations" for one in status["workers"] if one["generations"] != 1]
+    reasons += [
+        f"worker {one['slot']} has {one['generations']} generations"
+        for one in status["workers"]
+        if one["generations"] > 1 + min(1, one["connections"])
+    ]
     return ", ".join([*reasons, *status["reasons"]])
 
 
