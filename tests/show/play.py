@@ -130,6 +130,10 @@ class Play:
                 self._upgrade(pace)
                 pace.allow(1.0)
                 self._finish(phase, long)
+            if clients.counts["closed idle"]:
+                self.report.faults.append(
+                    f"{clients.counts['closed idle']} idle connections ended without a last answer"
+                )
             with self._phase("kill each worker", WORKERS) as phase:
                 self._kill(phase)
         finally:
