@@ -212,6 +212,13 @@ def to_text(budget: Budget) -> str:
     return "\n".join(lines)
 
 
+def arithmetic(budget: Budget) -> str:
+    """One line: what the process that needs most consists of."""
+    process = max(budget.processes, key=lambda process: process.total)
+    parts = " + ".join(f"{count} {label}" for label, count in process.items if count)
+    return f"{process.name} = {parts} = {process.total}"
+
+
 def verdict_text(budget: Budget) -> str:
     """One line: what the budget needs and how it ends."""
     needs = f"max_connections = {budget.max_connections} needs {budget.needed} descriptors"

@@ -13,10 +13,13 @@ EXIT_USAGE = 2
 class OperatorError(Exception):
     """A fault the operator can mend; the message says what was found, what was needed and what to do.
 
-    The command line prints the message without a traceback and exits with ``exit_code``.
+    The command line prints the message without a traceback and exits with ``exit_code``. ``key`` is the place in the
+    configuration that is at fault, such as ``("listeners", 0, "certificates", 1)``; empty where the message tells it,
+    or where there is none.
     """
 
     exit_code = EXIT_RUNTIME
+    key: tuple[str | int, ...] = ()
 
 
 class ConfigError(OperatorError):

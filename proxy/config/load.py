@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
@@ -19,11 +20,12 @@ from proxy.config.schema import Settings
 from proxy.errors import ConfigError
 
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+_SHOWN_CHARS: Final = 60
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 _POSITION: Final = re.compile(r" \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)$")
 _SYNTAX_HINTS: Final = {
-    "Invalid value": 'text stands in quotes: address = "0.0.0.0:443"',
+    "Invalid value": 'text stands in quotes ("0.0.0.0:443"), truth is true or false, a list ends with ]',
     "Invalid initial character for a key part": "a key has letters, digits, - and _; anything else stands in quotes",
     "Cannot overwrite a value": "the key is there twice",
     "Unclosed array": "a ] is missing",
@@ -39,6 +41,18 @@ class _Draft(NamedTuple):
     settings: Settings
     kept: Mapping[str, list[int]]
     """For each of ``_ARRAYS``: the original indices of the elements that remain."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A configuration file that can be read again (a reload): call it for its settings. ``path`` is absolute."""
+
+    path: str
+    read: Callable[[str], Settings]
+
+    def __call__(self) -> Settings:
+        """Raises ``ConfigError``, as ``load_settings`` does."""
+        return self.read(self.path)
 
 
 def load_settings(path: str) -> Settings:
@@ -129,8 +143,11 @@ def _parsed(text: str, file: str) -> dict[str, Any]:
         line = match[1] or str(text.count("\n") + 1)
         column = f":{match[2]}" if match[2] else ""
         hint = next((hint for start, hint in _SYNTAX_HINTS.items() if reason.startswith(start)), "")
+        # The key alone: a value may be a secret.
+        said = text.split("\n")[int(line) - 1].partition("=")[0].strip()[:_SHOWN_CHARS]
+        found = f" at `{printable(said)}`" if said else ""
         raise ConfigError(
-            f"{name}:{line}{column}: not TOML: {printable(reason)}" + (f"; {hint}" if hint else "")
+            f"{name}:{line}{column}: not TOML: {printable(reason)}{found}" + (f"; {hint}" if hint else "")
         ) from None
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from proxy.budget import Budget, Limits, to_dict, to_text
 from proxy.config.load import load_settings
+from proxy.config.place import place_of
 from proxy.errors import OperatorError
 from proxy.master.logfiles import require_logs
-from proxy.master.plan import load_tls, make_plan, require_state_dir
+from proxy.master.plan import load_tls, make_plan, require_budget, require_state_dir
 from proxy.master.privileges import ignored, plan_privileges
 
 
@@ -47,14 +48,14 @@ def check(path: str, limits: Limits) -> Report:
         plan = make_plan(settings, limits)
     except OperatorError as error:
         return Report(path, (str(error),), (), None)
-    errors = list(plan.budget.refusals)
+    errors: list[str] = []
     warnings = list(plan.listen.skipped)
 
     def judge(part: Callable[[], object]) -> None:
         try:
             part()
         except OperatorError as error:
-            errors.append(str(error))
+            errors.append(place_of(error, path) + str(error))
 
     def tls() -> None:
         loaded = load_tls(plan, store=False).listeners
@@ -69,6 +70,7 @@ def check(path: str, limits: Limits) -> Report:
         require_logs(settings, plan_privileges(settings))
         warnings.extend(filter(None, [ignored(settings)]))
 
+    judge(lambda: require_budget(plan.budget))
     judge(user)
     judge(lambda: require_state_dir(settings, plan.listen))
     judge(tls)

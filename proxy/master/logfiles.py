@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from proxy.config.place import faults_at
 from proxy.config.schema import Settings
 from proxy.errors import ConfigError, StartError
 from proxy.master.privileges import Privileges, drop, own_new_file
@@ -20,16 +21,19 @@ def require_logs(settings: Settings, privileges: Privileges) -> None:
     """Raise ConfigError or StartError when a log could not be opened by those who write it. Creates nothing."""
     paths = _paths(settings)
     for key, path in paths.items():
-        check_path(path, key=key)
+        with faults_at(*key.split(".")):
+            check_path(path, key=key)
     if os.geteuid() != 0:
         return
     refused = _refused(list(paths.values()), privileges)
     for key, path in paths.items():
         if path in refused:
+            table, _, name = key.partition(".")
             who = f"user {privileges.identity.name}" if privileges.identity else "root without capabilities"
-            raise ConfigError(
-                f'{key} = "{path}" is not writable by {who}, as workers are: give it to that user, with its folder'
-            )
+            with faults_at(table, name):
+                raise ConfigError(
+                    f'{key} = "{path}" is not writable by {who}, as workers are: give it to that user, with its folder'
+                )
 
 
 def make_logs(settings: Settings, privileges: Privileges) -> None:

@@ -9,7 +9,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy.budget import LOGS, Budget, Inputs, Limits, Verdict, calculate, to_text
+from proxy.budget import LOGS, Budget, Inputs, Limits, Verdict, arithmetic, calculate
+from proxy.config.place import faults_at, faults_under
 from proxy.config.schema import AUTO, Settings, UpstreamTls
 from proxy.errors import ConfigError
 from proxy.master.listeners import ListenPlan, plan_listeners
@@ -68,7 +69,8 @@ def budget_inputs(settings: Settings, listen: ListenPlan) -> Inputs:
 def require_budget(budget: Budget) -> None:
     """Raise ConfigError with the arithmetic when the budget is refused."""
     if budget.verdict is Verdict.REFUSED:
-        raise ConfigError("\n".join([*budget.refusals, to_text(budget)]))
+        with faults_at("max_connections"):
+            raise ConfigError("\n".join([*budget.refusals, arithmetic(budget)]))
 
 
 def require_state_dir(settings: Settings, listen: ListenPlan) -> None:
@@ -92,15 +94,14 @@ def load_tls(plan: Plan, *, store: bool) -> TlsMaterial:
     settings = plan.settings
     hosts = tuple(host for site in settings.sites for host in site.hosts)
     make_base_contexts()
-    loaded = tuple(
-        ListenerTls(
-            load_certificates(
+    loaded = []
+    for number, one in enumerate(plan.listen.https):
+        with faults_under("listeners", number):
+            certificates = load_certificates(
                 one.listener, label=str(one.address), site_hosts=hosts, state_dir=settings.state_dir, store=store
             )
-        )
-        for one in plan.listen.https
-    )
-    return TlsMaterial(loaded, {options: upstream_trust(options) for options in _upstream_tls(settings)})
+            loaded.append(ListenerTls(certificates))
+    return TlsMaterial(tuple(loaded), {options: upstream_trust(options) for options in _upstream_tls(settings)})
 
 
 def _upstream_tls(settings: Settings) -> set[UpstreamTls]:

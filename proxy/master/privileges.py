@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import prctl
 
+from proxy.config.place import faults_at
 from proxy.config.schema import Settings
 from proxy.errors import ConfigError
 
@@ -49,7 +50,8 @@ class Privileges:
 
 def plan_privileges(settings: Settings) -> Privileges:
     """What the children will have. Raises ConfigError for a user or group that this host does not know."""
-    identity = find_identity(settings)
+    with faults_at("user" if settings.user is not None else "group"):
+        identity = find_identity(settings)
     return Privileges(identity if os.geteuid() == 0 else None, settings.core_dumps)
 
 

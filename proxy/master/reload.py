@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, replace
 from proxy.budget import process_limits, shares
 from proxy.config.diff import Changes, diff, keep_what_is_not_live
 from proxy.config.effective import effective_https_port
+from proxy.config.load import ConfigFile
+from proxy.config.place import place_of
 from proxy.config.schema import Settings
 from proxy.errors import OperatorError
 from proxy.master.logfiles import make_logs, require_logs
@@ -112,7 +114,7 @@ class Reloader:
         self._while_waiting = while_waiting
         self._last_number = running.number
 
-    def reload(self, load: Callable[[], Settings], *, dry_run: bool = False) -> Outcome:
+    def reload(self, load: ConfigFile, *, dry_run: bool = False) -> Outcome:
         """Load the settings and switch to them; with ``dry_run`` everything but the switch. Raises nothing."""
         old = self.running
         changes = Changes()
@@ -140,7 +142,7 @@ class Reloader:
             _raise_own_limit(plan)
             outcome.warnings += self._switch(Running(self._next_number(), settings, plan, tls))
         except Exception as error:  # noqa: BLE001 - whatever it is, the configuration in force goes on
-            return Outcome("refused", old.number, changes=changes, errors=_told(error))
+            return Outcome("refused", old.number, changes=changes, errors=_told(error, load.path))
         outcome.generation = self.running.number
         return outcome
 
@@ -250,12 +252,13 @@ def _require_none(troubles: list[str]) -> None:
         raise _RefusedError(*troubles)
 
 
-def _told(error: Exception) -> list[str]:
-    """The lines for the operator. What is not theirs to mend is told by its type too."""
+def _told(error: Exception, path: str = "") -> list[str]:
+    """The lines for the operator, with the place in the file ``path``. What is not theirs is told by its type too."""
     if isinstance(error, _RefusedError):
         return [str(line) for line in error.args]
-    text = str(error) if isinstance(error, OperatorError) else f"{type(error).__name__}: {error}"
-    return text.splitlines()
+    if isinstance(error, OperatorError):
+        return (place_of(error, path) + str(error)).splitlines()
+    return f"{type(error).__name__}: {error}".splitlines() or [type(error).__name__]
 
 
 def _verdict(line: WorkerLine, word: str, number: int) -> str | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from proxy.config.place import faults_at
 from proxy.config.schema import Listener, UpstreamTls
 from proxy.errors import ConfigError
 from proxy.tls.certificates import CertificateInfo, CertificateNames, LoadedCertificate, load_certificate
@@ -159,10 +160,10 @@ def load_certificates(
     """
     now = dt.datetime.now(dt.UTC)
     if listener.certificates:
-        loaded = [
-            load_certificate(certificate.chain, certificate.key, label=label, now=now)
-            for certificate in listener.certificates
-        ]
+        loaded = []
+        for number, certificate in enumerate(listener.certificates):
+            with faults_at("certificates", number):
+                loaded.append(load_certificate(certificate.chain, certificate.key, label=label, now=now))
     else:
         loaded = [self_signed_certificate(state_dir, site_hosts, label=label, now=now, store=store)]
     warnings = [warning for certificate in loaded for warning in certificate.warnings]

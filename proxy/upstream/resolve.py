@@ -58,7 +58,8 @@ class Resolver:
         except (OSError, TimeoutError, UnicodeError) as error:
             self._reporter.report(
                 f"upstream.resolve_failed:{host}",
-                "an upstream's name does not resolve; its last addresses stay in use",
+                "an upstream's name does not resolve"
+                + ("; its last addresses stay in use" if backends[0].endpoints else ""),
                 upstream=host,
                 error=str(error) or type(error).__name__,
                 addresses=len(backends[0].endpoints),

@@ -226,9 +226,9 @@ def test_a_good_file() -> None:
             ),
         ),
         # Not TOML.
-        ("a = \n", "config.toml:1:5: not TOML: Invalid value; text stands in quotes"),
+        ("a = \n", "config.toml:1:5: not TOML: Invalid value at `a`; text stands in quotes"),
         ("\n\na = [1,", "config.toml:3: not TOML:"),
-        ("a = 1\na = 2", "config.toml:2: not TOML: Cannot overwrite a value; the key is there twice"),
+        ("a = 1\na = 2", "config.toml:2: not TOML: Cannot overwrite a value at `a`; the key is there twice"),
         ("a b = 1", "config.toml:1:3: not TOML: Expected '=' after a key"),
         ("a = " + "[" * 100_000, "config.toml: found arrays or tables nested too deeply"),
         (f"a = {'9' * 5000}", "config.toml: not TOML: a value that cannot be read, such as a too long number"),

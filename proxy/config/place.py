@@ -1,0 +1,61 @@
+"""Where in the configuration file a fault is that only shows beyond the file: a certificate, a log, the budget."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from proxy.config.locate import Loc, key_lines, line_of
+from proxy.config.refusal import printable
+from proxy.errors import OperatorError
+
+
+@contextlib.contextmanager
+def faults_at(*key: str | int) -> Iterator[None]:
+    """Faults that are raised inside belong to ``key``, unless they know their place better."""
+    try:
+        yield
+    except OperatorError as error:
+        if not error.key:
+            error.key = key
+        raise
+
+
+@contextlib.contextmanager
+def faults_under(*key: str | int) -> Iterator[None]:
+    """Faults that are raised inside belong under ``key``: their own key is relative to it."""
+    try:
+        yield
+    except OperatorError as error:
+        error.key = (*key, *error.key)
+        raise
+
+
+def place_of(error: OperatorError, path: str) -> str:
+    """``FILE:LINE: key: `` for a fault that knows its key, else an empty text; the line where it can be known."""
+    if not error.key:
+        return ""
+    line = None
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        line = line_of(key_lines(file.read()), error.key)
+    where = printable(path) if line is None else f"{printable(path)}:{line}"
+    name = _dotted(error.key)
+    return f"{where}: " if str(error).startswith(name) else f"{where}: {name}: "
+
+
+@contextlib.contextmanager
+def faults_in(path: str) -> Iterator[None]:
+    """Faults that are raised inside get their place in the configuration file ``path`` before their message."""
+    try:
+        yield
+    except OperatorError as error:
+        error.args = (place_of(error, path) + str(error),)
+        error.key = ()
+        raise
+
+
+def _dotted(key: Loc) -> str:
+    text = ""
+    for part in key:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
