@@ -24,7 +24,7 @@ from tests.harness.ports import FreePorts
 from tests.harness.programs import program
 from tests.harness.toml import to_toml
 from tests.show.load import Clients, Failure, Long, Pace
-from tests.show.sight import AdminClient, Census, Document, census, family, kill_worker, unrest
+from tests.show.sight import AdminClient, Census, Document, census, family, gained, kill_worker, unrest
 
 WORKERS = 4
 RELOADS = 500
@@ -245,24 +245,28 @@ class Play:
 
     # -- what is left
 
-    def _census(self, long: int = 0) -> Census:
-        """With nothing else to do than ``long`` exchanges."""
+    def _census(self, before: Census | None = None, long: int = 0) -> Census:
+        """With nothing else to do than ``long`` exchanges; waits a while for the descriptors to be as before."""
         status: Document = {}
+        found: Census | None = None
 
         def at_rest() -> bool:
-            nonlocal status
+            nonlocal status, found
             status = self._status()
-            return not unrest(status, long)
+            found = census(status)
+            return not unrest(status, long) and (before is None or not gained(before, found, long))
 
-        try:
+        # What is not at rest in time is told below and by whoever asked.
+        with contextlib.suppress(AssertionError):
             self._wait(at_rest, "nothing is held", REST_SECS)
-        except AssertionError:
-            self.report.faults.append(f"still held at rest: {unrest(status, long)}")
-        return census(status)
+        assert found is not None
+        if reason := unrest(status, long):
+            self.report.faults.append(f"still held at rest: {reason}")
+        return found
 
     def _judge_reloads(self, before: Census, long: list[Long]) -> None:
         self._clients.resting.set()
-        after = self._census(len(long))
+        after = self._census(before, len(long))
         self._clients.resting.clear()
         growth = {name: after.resident_bytes[name] - size for name, size in before.resident_bytes.items()}
         self.report.notes.append(
@@ -270,23 +274,18 @@ class Play:
         )
         if max(growth.values()) > MAX_GROWTH_BYTES:
             self.report.faults.append("memory grew with the reloads")
-        more = Counter(after.descriptors)
-        more.subtract(before.descriptors)
-        gained = sum(count for name, count in more.items() if name.startswith("worker"))
-        # A long exchange has two, its client's and its upstream's.
-        if more["master"] or more["control"] or gained != 2 * len(long):
+        if more := gained(before, after, len(long)):
             self.report.faults.append(f"descriptors after the reloads, with {len(long)} connections left: {more}")
 
     def _judge_rest(self, before: Census) -> None:
-        after = self._census()
+        after = self._census(before)
         same = after.descriptors == before.descriptors
         self.report.notes.append(
             f"descriptors before and after: {_listed(before.descriptors)}; "
             + ("the same" if same else _listed(after.descriptors))
         )
         if not same:
-            more = {name: dict(after.kinds[name] - before.kinds[name]) for name in before.kinds}
-            self.report.faults.append(f"descriptors are not as at the start: more are {more}")
+            self.report.faults.append(f"descriptors are not as at the start: {gained(before, after)}")
         try:
             self._wait(
                 lambda: not any(map(processes.alive, self._masters[:-1])), "the old masters have ended", REST_SECS

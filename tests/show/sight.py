@@ -85,6 +85,22 @@ def census(status: Document) -> Census:
     )
 
 
+def gained(before: Census, after: Census, long: int = 0) -> str:
+    """What processes have more or less than before, beside ``long`` exchanges in the workers; empty when nothing."""
+    more = {name: Counter(kinds) for name, kinds in after.kinds.items()}
+    for name, kinds in before.kinds.items():
+        more[name].subtract(kinds)
+    # A long exchange has two descriptors, its client's and its upstream's, whosever worker it is.
+    in_workers = Counter[str]()
+    for name, counts in more.items():
+        if name.startswith("worker"):
+            in_workers.update(counts)
+    if long and in_workers == Counter({"socket": 2 * long}):
+        more = {name: counts for name, counts in more.items() if not name.startswith("worker")}
+    told = {name: {kind: count for kind, count in counts.items() if count} for name, counts in more.items()}
+    return ", ".join(f"{name} {counts}" for name, counts in told.items() if counts)
+
+
 def _kinds(pid: int) -> Iterator[str]:
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
