@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+
 from tests.conftest import StartAppliance
 from tests.harness import RawUpstream, wait_until
 from tests.harness.reloading import post
