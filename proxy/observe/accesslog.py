@@ -25,6 +25,11 @@ BATCH_BYTES = 65_536
 
 _QUOTED_DIRTY = re.compile(rb"[^ !#-\[\]-~]")
 _BARE_DIRTY = re.compile(rb"[^!#-\[\]-~]")
+_ESCAPES = {
+    dirty: tuple(b"\\x%02X" % value if dirty.match(bytes((value,))) else bytes((value,)) for value in range(256))
+    for dirty in (_QUOTED_DIRTY, _BARE_DIRTY)
+}
+"""What each byte becomes."""
 _EMPTY = b"-"
 
 _MEMO_ENTRIES = 2048
@@ -82,11 +87,10 @@ class LoggedRequest:
 
 
 def _escaped(value: bytes, dirty: re.Pattern[bytes]) -> bytes:
-    return dirty.sub(_escape_byte, value) or _EMPTY
-
-
-def _escape_byte(match: re.Match[bytes]) -> bytes:
-    return b"\\x%02X" % match[0][0]
+    if dirty.search(value) is None:
+        return value or _EMPTY
+    # By a table: to call a function for each match would cost the worker 30 ms for a head full of them.
+    return b"".join(map(_ESCAPES[dirty].__getitem__, value))
 
 
 def _seconds(duration: float) -> bytes:
