@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import encodings.idna  # noqa: F401 - for server names; a worker that has given up its rights may not be able to load it
 import errno
 import os
 import socket
