@@ -32,6 +32,9 @@ LINGER_READS_A_WAKEUP = 64
 PIPELINE_BYTES = 65_536
 """What a client may send ahead of the answer to its request before it is held back."""
 
+PIPELINE_BATCH = 32
+"""Requests of one client that are answered at once in a row; then the other connections get their turn."""
+
 HEADER_TIMEOUT = "header-timeout"
 """What a client is refused for that began a request and did not end it."""
 
@@ -204,13 +207,24 @@ class ClientSession:
             return  # an answer that is complete at once comes back here from inside the loop below
         self._advancing = True
         try:
-            while not self.busy and not self._closing and self._next():
+            for _ in range(PIPELINE_BATCH):
+                if self.busy or self._closing or not self._next():
+                    return
                 if self._stream.buffered > HIGH_WATER_BYTES:
                     # A client that asks and does not read: it is asked to read first.
                     self._stream.pause_reading()
-                    break
+                    return
+            if not self.busy and self.decoder.buffered:
+                # Not read meanwhile, so that the end of its input does not overtake what it has asked.
+                self._stream.pause_reading()
+                self._stream.call_soon(self._go_on)
         finally:
             self._advancing = False
+
+    def _go_on(self) -> None:
+        if not self._closing and not self.busy and self._stream.buffered <= HIGH_WATER_BYTES:
+            self._stream.resume_reading()
+            self.advance()
 
     def _next(self) -> bool:
         decoder, stream = self._decoder, self._stream

@@ -207,6 +207,14 @@ class Stream:
         """
         self._loop.call_soon(self._watch_again)
 
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call after the other connections have had their turn, unless the stream is closed by then."""
+        self._loop.call_soon(self._call_if_open, callback)
+
+    def _call_if_open(self, callback: Callable[[], None]) -> None:
+        if not self.closed and not self._closing:
+            callback()
+
     def register(self, poll: select.poll) -> int:
         """Have ``poll`` look for an error or the end of both directions, and nothing else. Returns the descriptor."""
         poll.register(self._fd, 0)
