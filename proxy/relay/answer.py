@@ -27,9 +27,10 @@ class PreparedResponse:
 
     def __init__(self, head: ResponseHead, route: RouteEntry, date: bytes) -> None:
         self.route = route
-        self.kept_out = head.hop_by_hop | edited(route.set_response_headers, route.remove_response_headers)
+        edits = edited(route.set_response_headers, route.remove_response_headers)
+        self.kept_out = head.hop_by_hop | edits
         lines = [b"HTTP/1.1 %d %b" % (head.status, head.reason)]
-        has_date = False
+        has_date = b"date" in edits  # set, or not wanted
         for lower, name, value in head.fields:
             if lower in self.kept_out or lower in _FRAMING:
                 continue
@@ -60,7 +61,7 @@ def prepare_response(context: RelayContext, head: ResponseHead, route: RouteEntr
     if type(memo) is PreparedResponse and memo.route is route:
         return memo
     prepared = PreparedResponse(head, route, context.date())
-    if head.get(b"date") is not None:
+    if head.get(b"date") is not None and b"date" not in head.hop_by_hop:
         head.memo = prepared
     return prepared
 
