@@ -8,6 +8,7 @@ import functools
 import ipaddress
 import json
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -25,19 +26,18 @@ from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, Operato
 from proxy.master import quickstart
 from proxy.master.activation import take_inherited
 from proxy.master.check import check
-from proxy.master.daemonize import daemonize, require_log_files
+from proxy.master.daemonize import PidFile, daemonize, require_log_files, run_again
 from proxy.master.live import LiveLine
 from proxy.master.status_client import ask, fetch_status, look, show_reload, show_status
 from proxy.master.stop import stop
 from proxy.master.supervisor import Helper, Supervisor
 from proxy.master.tables import show_budget, show_level, show_why
-from proxy.master.upgrade import take_over
+from proxy.master.upgrade import Handover, take_over
 from proxy.observe.record import LEVELS
 from proxy.worker.main import run_worker
 
 PROGRAM = "reverse-proxy"
 EXIT_INTERRUPTED = 130
-NO_DAEMON_UPGRADE = "an instance started with --daemon holds its pid file: stop it and start it again instead"
 _OUTPUT_FAULTS = frozenset({errno.ENOSPC, errno.EIO, errno.EDQUOT})
 
 _DEMO_TEXT = """\
@@ -164,6 +164,11 @@ def _parser() -> argparse.ArgumentParser:
     upgrade.add_argument("--json", action="store_true", help="for programs")
     upgrade.set_defaults(command=_upgrade)
 
+    draining = commands.add_parser("drain", help="have a running instance drain; returns at once", allow_abbrev=False)
+    _ask_where(draining)
+    draining.add_argument("--json", action="store_true", help="for programs")
+    draining.set_defaults(command=_drain)
+
     stopping = commands.add_parser("stop", help="drain a running instance and wait for its end", allow_abbrev=False)
     _ask_where(stopping)
     stopping.set_defaults(command=_stop)
@@ -198,17 +203,43 @@ def _run(options: argparse.Namespace) -> int:
         return _check(options)
     if options.pid_file is not None and not options.daemon:
         raise ConfigError("--pid-file is the daemon's: it needs --daemon")
-    path = os.path.abspath(options.config)  # the daemon's working directory is another
+    handover = take_over(os.environ)
+    try:
+        return _run_or_take_over(options, handover)
+    except OperatorError as error:
+        if handover is not None:
+            handover.tell_failed(str(error))
+        raise
+
+
+def _run_or_take_over(options: argparse.Namespace, handover: Handover | None) -> int:
+    folder = os.getcwd()  # the daemon's working directory is another
+    path = os.path.abspath(options.config)
     load = functools.partial(_load_for_daemon if options.daemon else load_settings, path)
     settings = load()
+    # They are meant for this process, not for the one that it may fork.
+    inherited = take_inherited(os.environ) if handover is None else handover.inherited
+
+    def supervise(on_ready: Callable[[], None], pid_file: PidFile | None) -> int:
+        return Supervisor(
+            settings,
+            run_worker,
+            load=load,
+            inherited=inherited,
+            handover=handover,
+            on_ready=on_ready,
+            pid_file=pid_file,
+            folder=folder,
+        ).run()
+
     if not options.daemon:
-        return _supervise(settings, load)
-    inherited = take_inherited(os.environ)  # they are meant for this process, not for the one that it forks
+        return supervise(lambda: None, None)
+    pid_file = None if options.pid_file is None else os.path.abspath(options.pid_file)
+    if handover is not None:
+        return run_again(supervise, pid_file=pid_file, lock=handover.pid_file)
     return daemonize(
-        lambda on_ready: Supervisor(
-            settings, run_worker, load=load, inherited=inherited, on_ready=on_ready, no_upgrade=NO_DAEMON_UPGRADE
-        ).run(),
-        pid_file=None if options.pid_file is None else os.path.abspath(options.pid_file),
+        supervise,
+        pid_file=pid_file,
         core_dumps=settings.core_dumps,
         keep=[sock.fileno() for sock in inherited.sockets.values()],
     )
@@ -238,7 +269,7 @@ def _serve(options: argparse.Namespace) -> int:
         environ=os.environ,
     )
     quickstart.make_private_folder(settings.state_dir)
-    return _supervise(settings)
+    return Supervisor(settings, run_worker, inherited=take_inherited(os.environ)).run()
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -253,7 +284,7 @@ def _demo(options: argparse.Namespace) -> int:
         quickstart.make_private_folder(settings.state_dir)
         text = _DEMO_TEXT.format(
             version=__version__,
-            program=PROGRAM,
+            program=PROGRAM if shutil.which(PROGRAM) else _shown_program(),
             port=options.port,
             redirect_port=options.redirect_port,
             health_port=options.health_port,
@@ -272,6 +303,11 @@ def _demo(options: argparse.Namespace) -> int:
             on_ready=lambda: print(text, flush=True),
             live=(lambda permits: LiveLine(sys.stdout, permits)) if sys.stdout.isatty() else None,
         ).run()
+
+
+def _shown_program() -> str:
+    """How this program can be called again from here."""
+    return os.path.relpath(sys.argv[0]) if os.path.basename(sys.argv[0]) == PROGRAM else f"{sys.executable} -m proxy"
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -306,7 +342,20 @@ def _reload(options: argparse.Namespace) -> int:
     query = {"dry_run": "1" if options.dry_run else "0"}
     if options.confirm is not None:
         query["confirm_secs"] = str(options.confirm)
-    return _tell_reload(ask(_admin_sockets(options), "/reload", query), options)
+    sockets = _admin_sockets(options)
+    if options.config is not None:
+        _require_its_file(sockets, options.config)
+    return _tell_reload(ask(sockets, "/reload", query), options)
+
+
+def _require_its_file(sockets: list[str], path: str) -> None:
+    """An instance reloads the file that it was started with. Raises ConfigError when that is not ``path``."""
+    own = fetch_status(sockets).get("config")
+    if own is not None and not (os.path.exists(own) and os.path.samefile(own, path)):
+        raise ConfigError(
+            f"the instance that answers was started with {own} and reloads that file, not {path}: "
+            f"change that one, or name it with --config"
+        )
 
 
 def _confirm(options: argparse.Namespace) -> int:
@@ -319,6 +368,17 @@ def _upgrade(options: argparse.Namespace) -> int:
         print(json.dumps(document, indent=2))
     elif "pid" in document:
         print(f"{document['result']}: pid {document['pid']} serves; the old generation ends with its connections")
+    for error in document.get("errors", ()):
+        _complain(str(error))
+    return EXIT_RUNTIME if document["result"] == "refused" else EXIT_OK
+
+
+def _drain(options: argparse.Namespace) -> int:
+    document = ask(_admin_sockets(options), "/drain", {})
+    if options.json:
+        print(json.dumps(document, indent=2))
+    elif "pid" in document:
+        print(f"{PROGRAM} (pid {document['pid']}) drains")
     for error in document.get("errors", ()):
         _complain(str(error))
     return EXIT_RUNTIME if document["result"] == "refused" else EXIT_OK
@@ -346,11 +406,6 @@ def _admin_sockets(options: argparse.Namespace) -> list[str]:
     if options.config is not None:
         return [admin_socket_in(options.config)]
     return quickstart.admin_sockets(os.environ)
-
-
-def _supervise(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
-    handover = take_over(os.environ)
-    return Supervisor(settings, run_worker, load=load, inherited=take_inherited(os.environ), handover=handover).run()
 
 
 def _secure_standard_descriptors() -> None:

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +34,10 @@ MASTER_SECS = 60.0
 """For the master to answer: a reload waits for the workers."""
 ADMIN_CONNECTION_SECS = 75.0
 MAX_CONFIRM_SECS = 86_400
+OPERATIONS = {f"/{name}": name for name in ("reload", "confirm", "drain", "upgrade")}
+"""What the master does, by path."""
 DRAINING = "draining"
 """Why /readyz is red from the first signal on, also while workers still accept (drain_delay_secs)."""
-LAST_ANSWERS_SECS = 1.0
-"""For what was asked just before an upgrade."""
 CLOSE_SECS = 3.0
 """At the end, for a slow log to take its last lines."""
 
@@ -46,8 +46,9 @@ CLOSE_SECS = 3.0
 class ControlContext:
     """What the master hands over.
 
-    ``facts``: what does not change while it runs, for the status document. ``cells``: this process's own page;
-    ``master_cells``: the master's.
+    ``facts``: what does not change while it runs, for the status document. ``waits``: another control process serves on
+    these sockets until the master tells news (an upgrade): a balancer shall not see this one's start.
+    ``cells``: this process's own page; ``master_cells``: the master's.
     """
 
     settings: Settings
@@ -58,10 +59,12 @@ class ControlContext:
     channel: socket.socket
     health: socket.socket | None
     admin: socket.socket
+    admin_uids: frozenset[int]
     commands: socket.socket
     permits: Sequence[int]
     facts: Mapping[str, Any]
     started_at: float
+    waits: bool = False
 
 
 def run_control(context: ControlContext) -> int:
@@ -80,11 +83,16 @@ async def _serve(context: ControlContext) -> None:
     log.attach(loop)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, _reopen, log, reporter)
-    retired = asyncio.Event()
-    loop.add_signal_handler(signal.SIGUSR2, retired.set)
 
     endpoints: list[Endpoint] = []
-    admin = Admin(context, log, loop)
+
+    def retire() -> None:
+        # The successor's control process answers on the same sockets; what is left here is the log.
+        for endpoint in endpoints:
+            endpoint.retire()
+
+    loop.add_signal_handler(signal.SIGUSR2, retire)
+    admin = Admin(context, log, loop, retire)
     admin.looks = looking_handler(
         context.book,
         log,
@@ -103,11 +111,12 @@ async def _serve(context: ControlContext) -> None:
             handler=admin.handle,
             reporter=reporter,
             connection_secs=ADMIN_CONNECTION_SECS,
+            uids=context.admin_uids,
         )
     ]
     if context.health is not None:
         probes = {
-            "/healthz": lambda: _probe(status.unhealthy(context.book, _now_ms())),
+            "/healthz": lambda: _probe(_unhealthy(context)),
             "/readyz": lambda: _probe(_unready(context)),
             "/metrics": lambda: _metrics(context, log, admin.facts, admin.permits),
         }
@@ -121,18 +130,20 @@ async def _serve(context: ControlContext) -> None:
                 reporter=reporter,
             )
         )
-    for endpoint in endpoints:
-        endpoint.start()
+
+    def serve() -> None:
+        while waiting:
+            waiting.pop().start()
+
+    waiting = list(endpoints)
+    if context.waits:
+        admin.on_first_news = serve
+    else:
+        serve()
     context.cells[counters.READY] = 1
-    # After an upgrade the successor's control process answers on the same sockets; what is left here is the log.
-    await asyncio.wait(
-        [loop.create_task(stop.wait()), loop.create_task(retired.wait())], return_when=asyncio.FIRST_COMPLETED
-    )
-    if retired.is_set():
-        await asyncio.sleep(LAST_ANSWERS_SECS)
+    await stop.wait()
     for endpoint in endpoints:
         await endpoint.stop()
-    await stop.wait()
     reporter.detach()
     log.close(CLOSE_SECS)
 
@@ -143,7 +154,14 @@ def _reopen(log: EventLog, reporter: ChannelReporter) -> None:
     reporter.report("logs.reopened", "the logs are opened again", level="info")
 
 
+def _unhealthy(context: ControlContext) -> str:
+    # Handed over: who still asks here, with a request that was on its way, is told of the appliance, which serves.
+    return "" if context.cells[counters.HANDED_OVER] else status.unhealthy(context.book, _now_ms())
+
+
 def _unready(context: ControlContext) -> str:
+    if context.cells[counters.HANDED_OVER]:
+        return ""
     return DRAINING if context.cells[counters.DRAINING] else status.unready(context.book, _now_ms())
 
 
@@ -154,11 +172,15 @@ def _probe(reason: str) -> Answer:
 class Admin:
     """The admin API: status from what is here, everything else by asking the master."""
 
-    def __init__(self, context: ControlContext, log: EventLog, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, context: ControlContext, log: EventLog, loop: asyncio.AbstractEventLoop, retire: Callable[[], None]
+    ) -> None:
         self._log = log
+        self._retire = retire
         self.facts = context.facts
         self.permits = context.permits
         """Of the configuration that is in force, as ``facts``."""
+        self.on_first_news: Callable[[], None] | None = None
         self.looks: Look | None = None
         """What answers where nothing is asked of the master."""
         self._master = ControlEnd(loop, context.commands, self._on_news)
@@ -166,7 +188,7 @@ class Admin:
 
     def handle(self, method: str, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
         """See ``Handler``."""
-        operation = {"/reload": "reload", "/confirm": "confirm", "/upgrade": "upgrade"}.get(path)
+        operation = OPERATIONS.get(path)
         if operation is None:
             return text_answer(404, "not found") if self.looks is None else self.looks(method, path, query)
         if method != "POST":
@@ -187,9 +209,14 @@ class Admin:
             )
         except (TimeoutError, OSError):
             return json_answer(503, {"result": "failed", "errors": ["the master did not answer"]})
+        if document["result"] == "upgraded":
+            self._retire()  # before the answer: whoever asks after it asks the successor
         return json_answer(409 if document["result"] == "refused" else 200, document)
 
     def _on_news(self, facts: Mapping[str, Any], permits: Sequence[int]) -> None:
+        if self.on_first_news is not None:
+            self.on_first_news()
+            self.on_first_news = None
         before, self.facts, self.permits = self.facts, facts, permits
         # Only what a reload has changed: the level may have been set by hand meanwhile.
         wanted, known = facts["event_log"], before["event_log"]

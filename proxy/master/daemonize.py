@@ -41,13 +41,15 @@ def require_log_files(settings: Settings) -> None:
 
 
 def daemonize(
-    run: Callable[[Callable[[], None]], int],
+    run: Callable[[Callable[[], None], PidFile | None], int],
     *,
     pid_file: str | None,
     core_dumps: bool,
     keep: Sequence[int],
 ) -> int:
-    """Call ``run(on_ready)`` in a detached process. Returns, in the process that called, the exit status of the start:
+    """Call ``run(on_ready, its pid file)`` in a detached process.
+
+    Returns, in the process that called, the exit status of the start:
     0 once ``on_ready`` has been called there, otherwise the failure's, which has been told on standard error.
 
     ``keep`` are the only descriptors that stay open. ``pid_file``, an absolute path, is locked as long as it runs.
@@ -67,29 +69,65 @@ def daemonize(
         os._exit(status)  # the caller's frames belong to the process that waits
 
 
+def run_again(
+    run: Callable[[Callable[[], None], PidFile | None], int], *, pid_file: str | None, lock: int | None
+) -> int:
+    """``daemonize`` for the new master of an upgrade, which a detached process started: there is nothing to detach.
+
+    ``lock`` is the descriptor of the pid file that was handed over.
+    """
+    os.chdir("/")
+    pid = None if pid_file is None or lock is None else PidFile(pid_file, lock)
+    if pid is None:
+        return run(lambda: None, None)
+    os.register_at_fork(after_in_child=pid.forget)
+    with pid:
+        return run(pid.own, pid)
+
+
 class PidFile:
     """A context manager: a file with this process's id, locked by it. The kernel's lock is never a stale one."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, handed_over: int | None = None) -> None:
+        """``handed_over``: it is open already, and locked by the master before an upgrade: a lock of flock(2) belongs
+        to the open file, whoever has a descriptor of it. ``own`` makes it this process's."""
         self._path = path
-        self._descriptor = -1
+        self._descriptor = -1 if handed_over is None else handed_over
+        self._owned = False
 
     def __enter__(self) -> Self:
         """Raises StartError, with the other's pid where it is held."""
+        if self._descriptor >= 0:
+            return self
         try:
             while not self._lock():
                 pass
         except OSError as error:
             raise StartError(f"cannot write the pid file {self._path}: {error.strerror}") from error
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, b"%d\n" % os.getpid())
+        self.own()
         return self
+
+    def own(self) -> None:
+        """Write this process's id; the file is removed at its end."""
+        self._owned = True
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
+
+    def fileno(self) -> int:
+        """The locked descriptor."""
+        return self._descriptor
+
+    def give_up(self) -> None:
+        """Another process has it now."""
+        self._owned = False
+        self.forget()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._path)
+        if self._owned:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
         self.forget()
 
     def forget(self) -> None:
@@ -152,7 +190,7 @@ def _await_start(reader: int) -> int:
 
 
 def _run_detached(
-    run: Callable[[Callable[[], None]], int],
+    run: Callable[[Callable[[], None], PidFile | None], int],
     outcome: _Outcome,
     pid_file: str | None,
     core_dumps: bool,
@@ -183,7 +221,7 @@ def _run_detached(
             signal_map=dict.fromkeys(_TERMINAL_SIGNALS),
         ):
             os.register_at_fork(after_in_child=in_child)
-            status = run(on_ready)
+            status = run(on_ready, pid)
     except OperatorError as error:
         status = error.exit_code
         with contextlib.suppress(BrokenPipeError):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import http
 import socket
+import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ LAST_ANSWER_SHARE = 0.5
 """An answer later than this share of its connection's time says ``Connection: close``."""
 MAX_HEAD_BYTES = 8192
 _RECEIVE_BYTES = 8192
+_PEER = struct.Struct("3i")
+"""Of SO_PEERCRED: pid, uid, gid (unix(7))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +74,18 @@ class Endpoint:
         handler: Handler,
         reporter: Reporter,
         connection_secs: float | None = None,
+        uids: frozenset[int] | None = None,
     ) -> None:
+        """``uids``: on a Unix socket, whose processes are answered; others are turned away and reported."""
         self.label = label
         self._permits = Permits(max_connections)
         self._loop = loop
         self._handler = handler
         self._connection_secs = CONNECTION_SECS if connection_secs is None else connection_secs
         self._reporter = reporter
+        self._uids = uids
+        self._listener = listener
+        self._retired = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._accept = AcceptLoop(
             loop,
@@ -97,15 +105,27 @@ class Endpoint:
     def start(self) -> None:
         self._accept.start()
 
+    def retire(self) -> None:
+        """Somebody else accepts on this socket from here on; who is connected gets one more answer (idempotent)."""
+        if not self._retired:
+            self._retired = True
+            self._accept.stop()
+            self._listener.close()
+
     async def stop(self) -> None:
         """Accept nothing more and end the connections there are."""
-        self._accept.stop()
+        if not self._retired:
+            self._accept.stop()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _on_accept(self, sock: socket.socket, _peer: object, permit: Permit) -> None:
+        if self._uids is not None and self._is_stranger(sock, self._uids):
+            sock.close()
+            permit.release()
+            return
         task = self._loop.create_task(self._serve(sock))
         self._tasks.add(task)
 
@@ -116,6 +136,19 @@ class Endpoint:
             permit.release()
 
         task.add_done_callback(done)
+
+    def _is_stranger(self, sock: socket.socket, uids: frozenset[int]) -> bool:
+        pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        if uid in uids:
+            return False
+        self._reporter.report(
+            f"{self.label}.stranger",
+            "a process of a user that may not use this socket was turned away",
+            level="warning",
+            uid=uid,
+            pid=pid,
+        )
+        return True
 
     async def _serve(self, sock: socket.socket) -> None:
         try:
@@ -130,9 +163,7 @@ class Endpoint:
         started_at = time.monotonic()
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         while True:
-            # A request must not meet a connection that is about to end.
-            close = time.monotonic() - started_at > self._connection_secs * LAST_ANSWER_SHARE
-            head = False
+            close = head = False
             try:
                 request = await self._next(sock, connection)
                 if not isinstance(request, h11.Request):
@@ -149,7 +180,9 @@ class Endpoint:
             except h11.RemoteProtocolError as error:
                 close = True
                 answer = text_answer(error.error_status_hint, "bad request")
-            await self._send(sock, connection, answer, close=close, head=head)
+            # A request must not meet a connection that is about to end.
+            late = time.monotonic() - started_at > self._connection_secs * LAST_ANSWER_SHARE
+            await self._send(sock, connection, answer, close=close or late or self._retired, head=head)
             if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_WR)

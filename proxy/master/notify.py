@@ -39,6 +39,7 @@ class Notifier:
         self._beat_at = 0.0
         self._status_at = 0.0
         self._status = ""
+        self._handed_over = False
 
     def ready(self) -> None:
         """All workers accept connections; also the end of a reload."""
@@ -52,9 +53,15 @@ class Notifier:
 
     def hand_over(self, pid: int) -> None:
         """The main process is another one from here on; this one says nothing more."""
+        self._unsent.clear()
         self._send(f"MAINPID={pid}\nREADY=1")
-        self._address = ""
+        self._handed_over = True
         self._beat_secs = 0.0
+
+    @property
+    def unsent(self) -> bool:
+        """Whether the manager could not take something yet; ``tick`` tries again."""
+        return bool(self._unsent)
 
     def reloading(self) -> None:
         """A reload begins; ``ready`` ends it. The time says which signal it belongs to (Type=notify-reload)."""
@@ -78,7 +85,7 @@ class Notifier:
             self._beat_at = now
             if stopping or not unhealthy(book, int(now * 1000)):
                 self._send("WATCHDOG=1")
-        if not stopping and now - self._status_at >= STATUS_SECS:
+        if not stopping and not self._handed_over and now - self._status_at >= STATUS_SECS:
             self._status_at = now
             status = status_line(book, permits)
             if status != self._status:

@@ -61,10 +61,10 @@ class BoundSockets:
                 if self.health is None:
                     self.health = listeners.bind_exclusive(plan.listen.health)
             if handover is not None and handover.admin[0] == self._admin_path:
-                self.admin = handover.admin[1]
+                self.admin = handover.admin[1]  # its file stays the other master's until that retires: ``own_admin``
             else:
                 self.admin = admin_socket.bind_admin_socket(self._admin_path)
-            self._admin_identity = admin_socket.identity(self._admin_path)
+                self.own_admin()
             if handover is not None:
                 handover.close_unused(self.all)
         except BaseException:
@@ -146,6 +146,20 @@ class BoundSockets:
     def rows(self) -> Mapping[Address, Row]:
         """The sockets of the user's traffic, one a slot."""
         return self._rows
+
+    @property
+    def admin_path(self) -> str:
+        """Where the admin socket's file is; a reload does not move it."""
+        return self._admin_path
+
+    @property
+    def inherited(self) -> Inherited:
+        """Those that are the service manager's."""
+        return self._inherited
+
+    def own_admin(self) -> None:
+        """The admin socket's file is this process's from here on, to be removed at its end."""
+        self._admin_identity = admin_socket.identity(self._admin_path)
 
     def release(self) -> None:
         """Close every socket here; whoever took them over has them still, and the admin socket's file."""

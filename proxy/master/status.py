@@ -38,6 +38,7 @@ NOT_SUMMED = frozenset(
         counters.DESCRIPTORS_OPEN,
         counters.DESCRIPTORS_LIMIT,
         counters.DRAINING,
+        counters.HANDED_OVER,
         counters.LOOP_LAG_US,
         counters.LOOP_LAG_MAX_US,
     }

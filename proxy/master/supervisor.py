@@ -30,6 +30,7 @@ from proxy.master.children import Child, Upbringing, describe_end
 from proxy.master.commands import MasterEnd
 from proxy.master.control import SOURCE as CONTROL
 from proxy.master.control import ControlContext, run_control
+from proxy.master.daemonize import PidFile
 from proxy.master.listeners import bound_address
 from proxy.master.live import LiveLine
 from proxy.master.logfiles import make_logs, require_logs
@@ -55,6 +56,9 @@ READY_POLL_SECS = 0.02
 TICK_SECS = 1.0
 CONFIRM_RETRY_SECS = 5.0
 UPGRADE_LOOK_SECS = 0.1
+HAND_OVER_SECS = 5.0
+"""For a busy service manager to take the word of the new main process."""
+STOPPING = "it is about to stop"
 DRAIN_GRACE_SECS = 5.0
 """A worker ends by itself after drain_timeout_secs; so much later it is killed."""
 HELPER_STOP_SECS = 5.0
@@ -98,12 +102,14 @@ class Supervisor:
         live: Callable[[int], LiveLine] | None = None,
         inherited: Inherited = NOTHING,
         handover: Handover | None = None,
-        no_upgrade: str = "",
+        pid_file: PidFile | None = None,
+        folder: str = ".",
     ) -> None:
         """``on_ready`` is called once, when all workers accept; ``live`` makes the live line from the permits.
 
         ``inherited`` are listening sockets of the service manager, which stay open there. ``load`` reads the
-        configuration anew for a reload; without it there is nothing to reload.
+        configuration anew for a reload; without it there is nothing to reload. ``folder`` is where an upgrade is to
+        start the new master, ``pid_file`` what it is to have then.
         """
         self._run_worker = run_worker
         self._on_ready = on_ready
@@ -118,7 +124,8 @@ class Supervisor:
         tls = load_tls(plan, store=True)
         self._bound = BoundSockets(plan, inherited, handover)
         self._handover = handover
-        self._no_upgrade = no_upgrade
+        self._pid_file = pid_file
+        self._folder = folder
         self._upgrade: Upgrade | None = None
         self._successor: int | None = None
         self._reloader = Reloader(
@@ -136,6 +143,8 @@ class Supervisor:
         self._watch = HangWatch(READY_TIMEOUT_SECS, self._reporter)
         self._helper_sockets = [helper.sock for helper in helpers]
         self._pid = os.getpid()
+        self._uid = os.geteuid()
+        self._serving = False
         self._started_at = time.monotonic()
         self._flushed_at = 0.0
         self._notifier = Notifier(os.environ)
@@ -160,10 +169,13 @@ class Supervisor:
         self._commands.signal_me()
         try:
             if self._start():
+                self._serving = True
                 self._on_ready()
                 self._notifier.ready()
                 if self._handover is not None:
-                    self._handover.tell_ready()
+                    self._tell_news()
+                    self._handover.tell_ready(self._settings.admin.socket)
+                    self._bound.own_admin()
                 if self._make_live is not None:
                     self._live = self._make_live(self._plan.budget.max_connections)
                 self._supervise()
@@ -285,6 +297,9 @@ class Supervisor:
             channel=self._channel,
             health=self._bound.health,
             admin=self._bound.admin,
+            # Not the workers' where that is another: who takes one of them over must not command the master.
+            admin_uids=frozenset({0, self._uid}),
+            waits=self._handover is not None and not self._serving,
             commands=self._commands.control_end,
             permits=self._permit_shares(),
             facts=self._facts(),
@@ -300,8 +315,9 @@ class Supervisor:
 
     def _close_others(self, own: Sequence[socket.socket]) -> None:
         """In a child: hold no socket of another process, else a port would outlive its owner."""
-        orders = [sock for pair in self._orders.values() for sock in pair]
-        for sock in [*self._bound.all, self._read_end, *self._commands.sockets, *orders, *self._helper_sockets]:
+        others = [sock for pair in self._orders.values() for sock in pair]
+        others += [one.line for one in (self._handover, self._upgrade) if one is not None]
+        for sock in [*self._bound.all, self._read_end, *self._commands.sockets, *others, *self._helper_sockets]:
             if sock not in own:
                 sock.close()
 
@@ -376,7 +392,7 @@ class Supervisor:
 
     def _begin_upgrade(self, request: dict[str, Any] | None) -> None:
         """Start a new master beside this one. ``request`` is answered when it is ready or has failed."""
-        reason = self._no_upgrade
+        reason = ""
         if os.getpid() == 1:
             reason = "this is process 1 of a container, which ends with it: replace the container instead"
         elif self._load is None:
@@ -385,6 +401,10 @@ class Supervisor:
             reason = "an upgrade is under way"
         elif self._confirmation is not None:
             reason = "a reload waits to be confirmed: confirm it first"
+        elif self._stopping:
+            reason = STOPPING
+        elif self._successor is not None:
+            reason = f"this instance has handed over to pid {self._successor}"
         if not reason:
             assert self._bound.admin is not None
             health = self._bound.health
@@ -392,7 +412,10 @@ class Supervisor:
                 self._upgrade = Upgrade(
                     rows=self._bound.rows,
                     health=None if health is None else (bound_address(health), health),
-                    admin=(self._settings.admin.socket, self._bound.admin),
+                    admin=(self._bound.admin_path, self._bound.admin),
+                    inherited=self._bound.inherited,
+                    pid_file=None if self._pid_file is None else self._pid_file.fileno(),
+                    folder=self._folder,
                     environ={**os.environ, **self._notifier.environ},
                     request=request,
                 )
@@ -433,19 +456,28 @@ class Supervisor:
             level="info",
             pid=successor,
         )
+        if self._pid_file is not None:
+            self._pid_file.give_up()
         self._notifier.hand_over(successor)
+        self._control_book.page(0)[counters.HANDED_OVER] = 1
         self._control.send(signal.SIGUSR2)
         for slot, child in enumerate(self._workers):
             child.restart_at = None
             with contextlib.suppress(OSError):
                 orders.send(self._orders[slot][0], orders.Message(orders.RETIRE, int(timeout_secs)))
         self._bound.release()
-        deadline = time.monotonic() + timeout_secs + DRAIN_GRACE_SECS
-        while any(child.pid is not None for child in self._workers) and time.monotonic() < deadline:
+        now = time.monotonic()
+        deadline, tell_until = now + timeout_secs + DRAIN_GRACE_SECS, now + HAND_OVER_SECS
+        while now < deadline and (
+            any(child.pid is not None for child in self._workers) or (self._notifier.unsent and now < tell_until)
+        ):
             number = self._next_signal(TICK_SECS)
             self._reap()
+            if number == signal.SIGIO:
+                self._obey()  # to say no
             if number is not None and number in _STOP:
                 return
+            now = time.monotonic()
 
     # Reload.
 
@@ -459,12 +491,21 @@ class Supervisor:
                 ).as_dict()
             elif operation == "confirm":
                 document = self._confirm()
+            elif operation == "drain":
+                document = self._begin_drain()
             elif operation == "upgrade":
                 self._begin_upgrade(request)
                 continue
             else:
                 document = {"result": "refused", "errors": [f"unknown operation {operation!r}"]}
             self._commands.answer(request, document)
+
+    def _begin_drain(self) -> dict[str, object]:
+        if self._successor is not None:
+            return {"result": "refused", "errors": [f"this instance has handed over to pid {self._successor}"]}
+        if not self._stopping:  # a second signal would end the drain at once
+            os.kill(self._pid, signal.SIGTERM)
+        return {"result": "draining", "pid": self._pid, "errors": []}
 
     def _reload(self, *, dry_run: bool = False, confirm_secs: float | None = None) -> Outcome:
         running = self._reloader.running
@@ -490,7 +531,11 @@ class Supervisor:
             return "this instance has no configuration file to reload"
         if self._confirmation is not None:
             return "a reload waits to be confirmed: `reverse-proxy confirm` keeps it, or wait until it is taken back"
-        return "it is about to stop" if self._stopping else ""
+        if self._upgrade is not None:
+            return "an upgrade is under way, whose new master reads the configuration anyway"
+        if self._successor is not None:
+            return f"this instance has handed over to pid {self._successor}"
+        return STOPPING if self._stopping else ""
 
     def _confirm(self) -> dict[str, object]:
         if self._confirmation is None:
@@ -629,10 +674,15 @@ class Supervisor:
 
     def _report_stopping(self, number: int) -> None:
         self._stopping = True
+        if self._upgrade is not None:
+            upgrade, self._upgrade = self._upgrade, None
+            self._upgrade_failed(upgrade.request, upgrade.abandon(STOPPING))
         self._control_book.page(0)[counters.DRAINING] = 1
         self._notifier.stopping()
         # A signal of the kernel, such as a terminal's, has no sender.
         sender = f"pid {self._sender} ({command_of(self._sender)})" if self._sender else "terminal"
+        if self._sender == self._pid:
+            sender = "admin socket"
         self._reporter.report("stopping", "draining", level="info", signal=signal.Signals(number).name, sender=sender)
         self._reporter.flush()
 

@@ -1,8 +1,8 @@
 """An upgrade: a new master, from the code and the configuration now on disk, takes over the listening sockets.
 
-The new process gets every socket by number and says ``ready`` on a pipe once its workers accept; from the first moment
-both generations accept on the same sockets, so that no connection is refused or reset. Only then does the old one
-retire. Whatever goes wrong before that ends the new process and changes nothing.
+The new process gets every socket by number and says ``ready`` on a line of its own once its workers accept; from the
+first moment both generations accept on the same sockets, so that no connection is refused or reset. Only then does the
+old one retire. Whatever goes wrong before that ends the new process and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,28 +21,47 @@ from dataclasses import dataclass
 
 from proxy.config.address import Address, parse_address
 from proxy.errors import StartError
+from proxy.master.activation import Inherited
 
 VARIABLE = "REVERSE_PROXY_TAKEOVER"
 READY_SECS = 45.0
 """For the new master to become ready: more than it allows its own workers."""
+END_SECS = 2.0
+"""For one that has failed to end by itself; then it is killed."""
+MAX_REASON_BYTES = 8192
 _READY = b"ready"
 
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """The sockets that the master before hands over: ``rows`` by address, one socket a slot of then."""
+    """What the master before hands over: ``rows`` by address, one socket a slot of then.
+
+    ``inherited`` are those of its sockets that are the service manager's. ``pid_file`` is a daemon's, open and locked.
+    """
 
     rows: dict[Address, tuple[socket.socket, ...]]
     health: tuple[Address, socket.socket] | None
     admin: tuple[str, socket.socket]
-    ready: int
-    """The pipe that the master before waits at."""
+    inherited: Inherited
+    pid_file: int | None
+    line: socket.socket
+    """Where the master before waits for one message: ready, or why not."""
 
-    def tell_ready(self) -> None:
-        """The workers accept: the master before may retire."""
+    def tell_ready(self, admin_path: str) -> None:
+        """The workers accept: the master before may retire. ``admin_path`` is where this one answers."""
+        self._tell(_READY)
+        if admin_path != self.admin[0]:
+            with contextlib.suppress(OSError):
+                os.unlink(self.admin[0])  # nobody answers there any more
+
+    def tell_failed(self, reason: str) -> None:
+        """Why this one ends before it was ready; nothing is told once it was."""
+        self._tell(reason.encode()[:MAX_REASON_BYTES])
+
+    def _tell(self, message: bytes) -> None:
         with contextlib.suppress(OSError):
-            os.write(self.ready, _READY)
-        os.close(self.ready)
+            self.line.send(message)
+        self.line.close()
 
     def close_unused(self, used: list[socket.socket]) -> None:
         """Close what the configuration has no use for any more."""
@@ -71,16 +90,37 @@ def take_over(environ: MutableMapping[str, str]) -> Handover | None:
                 sock.setblocking(False)
             return known[number]
 
-        os.set_inheritable(document["ready"], False)
-        health = document["health"]
+        line = socket.socket(fileno=document["line"])
+        line.set_inheritable(False)
+        if document["pid_file"] is not None:
+            os.set_inheritable(document["pid_file"], False)
+        rows = {parse_address(name): tuple(map(adopt, row)) for name, row in document["rows"].items()}
+        health = None if document["health"] is None else parse_address(document["health"][0])
+        names = {parse_address(name): str(label) for name, label in document["inherited"].items()}
+        handed = None if health is None else (health, adopt(document["health"][1]))
+        everything = {address: row[0] for address, row in rows.items()} | dict([handed] if handed else [])
         return Handover(
-            rows={parse_address(name): tuple(map(adopt, row)) for name, row in document["rows"].items()},
-            health=None if health is None else (parse_address(health[0]), adopt(health[1])),
+            rows=rows,
+            health=handed,
             admin=(document["admin"][0], adopt(document["admin"][1])),
-            ready=document["ready"],
+            inherited=Inherited({address: everything[address] for address in names}, names),
+            pid_file=document["pid_file"],
+            line=line,
         )
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise StartError(f"{VARIABLE} is not what the master before an upgrade hands over ({error})") from error
+
+
+def program_again() -> list[str]:
+    """The command that started this process, to be run again for what is on disk by then.
+
+    A script is run by its own path and not by the interpreter of this process: where that leads through a link
+    (``current/bin/reverse-proxy``), the release that the link then points to has an interpreter of its own.
+    """
+    script = sys.argv[0]
+    if script in sys.orig_argv[1:] and os.access(script, os.X_OK) and os.path.isfile(script):
+        return [script, *sys.orig_argv[sys.orig_argv.index(script, 1) + 1 :]]
+    return [sys.executable, *sys.orig_argv[1:]]
 
 
 class Upgrade:
@@ -92,35 +132,40 @@ class Upgrade:
         rows: Mapping[Address, tuple[socket.socket, ...]],
         health: tuple[Address, socket.socket] | None,
         admin: tuple[str, socket.socket],
+        inherited: Inherited,
+        pid_file: int | None,
         environ: Mapping[str, str],
+        folder: str,
         request: dict[str, object] | None,
     ) -> None:
-        """Start it. ``request`` is whom to answer. Raises OSError when it cannot be started."""
+        """Start it in ``folder``. ``request`` is whom to answer. Raises OSError when it cannot be started."""
         self.request = request
         self._deadline = time.monotonic() + READY_SECS
-        self._pipe, write_end = os.pipe()
+        self.line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         document = {
             "rows": {str(address): [sock.fileno() for sock in row] for address, row in rows.items()},
             "health": None if health is None else [str(health[0]), health[1].fileno()],
             "admin": [admin[0], admin[1].fileno()],
-            "ready": write_end,
+            "inherited": {str(address): name for address, name in inherited.names.items()},
+            "pid_file": pid_file,
+            "line": other.fileno(),
         }
-        sockets = [sock for row in rows.values() for sock in row] + [admin[1]]
+        sockets = [sock for row in rows.values() for sock in row] + [admin[1], other]
         if health is not None:
             sockets.append(health[1])
+        numbers = {sock.fileno() for sock in sockets} | ({pid_file} if pid_file is not None else set())
         try:
-            # The interpreter's path is taken as it was given: where it leads through a link, to the release that the
-            # link points to now.
             self._process = subprocess.Popen(
-                [sys.executable, *sys.orig_argv[1:]],
+                program_again(),
                 env={**environ, VARIABLE: json.dumps(document)},
-                pass_fds=[write_end, *{sock.fileno() for sock in sockets}],
+                cwd=folder,
+                pass_fds=tuple(numbers),
             )
         except OSError:
-            os.close(self._pipe)
+            self.line.close()
             raise
         finally:
-            os.close(write_end)
+            other.close()
 
     @property
     def pid(self) -> int:
@@ -129,22 +174,28 @@ class Upgrade:
 
     def outcome(self) -> str | None:
         """None while it is starting; empty when it is ready; otherwise why it failed."""
-        readable, _, _ = select.select([self._pipe], [], [], 0)
+        readable, _, _ = select.select([self.line], [], [], 0)
         if readable:
-            if os.read(self._pipe, len(_READY)) == _READY:
-                os.close(self._pipe)
+            try:
+                message = self.line.recv(MAX_REASON_BYTES)
+            except OSError:
+                message = b""
+            if message == _READY:
+                self.line.close()
                 return ""
-            return self._failed(f"the new master (pid {self.pid}) ended while starting: see its messages")
+            reason = message.decode("utf-8", "replace") or "see its messages on standard error"
+            return self.abandon(f"the new master (pid {self.pid}) ended while starting: {reason}")
         if time.monotonic() > self._deadline:
-            return self._failed(f"the new master (pid {self.pid}) was not ready in {READY_SECS:.0f} s")
+            return self.abandon(f"the new master (pid {self.pid}) was not ready in {READY_SECS:.0f} s")
         return None
 
-    def _failed(self, reason: str) -> str:
-        os.close(self._pipe)
+    def abandon(self, reason: str) -> str:
+        """End the new process. Returns ``reason``."""
+        self.line.close()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(2.0)
+            self._process.wait(END_SECS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -149,6 +149,8 @@ RELOADS_REFUSED = 53
 """Both of the master's page alone."""
 GENERATIONS = 54
 """Configurations that a worker still has connections of, the one in force included."""
+HANDED_OVER = 55
+"""As DRAINING: another master serves, and this process's generation ends with its connections."""
 
 ACCEPT_ERRNOS: Final = (
     *("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN"),

@@ -279,7 +279,7 @@ class Worker:
         for relay in self._relays:
             relay.draining = True
         # The master closes its own ends: whoever connects from now on is refused, instead of waiting for nobody.
-        self._close_fronts()
+        self._close_fronts(AcceptLoop.stop)
         self._pool.close_idle()
         self._cells[READY] = 0
         for session in list(self._sessions):
@@ -297,16 +297,17 @@ class Worker:
         self._retiring = True
         for relay in self._relays:
             relay.draining = True
-        self._close_fronts()
+        # Where the successor has fewer workers or listeners, nobody else would take who waits in the queue.
+        self._close_fronts(AcceptLoop.finish)
         self._cells[READY] = 0
         self._go_on_draining()
         self._loop.call_later(max(timeout_secs / 2, timeout_secs - TUNNEL_CLOSE_SECS), self._end_tunnels)
         self._loop.call_later(timeout_secs, self._done.set)
 
-    def _close_fronts(self) -> None:
+    def _close_fronts(self, end: Callable[[AcceptLoop], None]) -> None:
         while self._fronts:
             _, front = self._fronts.popitem()
-            front.accepting.stop()
+            end(front.accepting)
             front.listener.sock.close()
 
     def _go_on_draining(self) -> None:

@@ -240,3 +240,33 @@ def test_sockets_of_a_manager_are_kept(daemon: Daemon) -> None:
     assert (started.returncode, started.stderr) == (0, "")
     daemon.port = port
     assert daemon.serves()
+
+
+def test_an_upgrade_hands_the_pid_file_over(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.chdir(daemon.folder)
+    assert cli("run", "--config", "proxy.toml", "--daemon", "--pid-file", "run.pid").returncode == 0
+    pid = first = daemon.pid
+    for _ in range(2):
+        before, inode = daemon.pid, daemon.pid_file.stat().st_ino
+        upgraded = cli("upgrade", "--socket", daemon.admin, timeout_secs=60)
+        assert (upgraded.returncode, upgraded.stderr) == (0, "")
+        wait_until(lambda before=before: not alive(before), "the old master ends")  # type: ignore[misc]
+        assert daemon.pid != before
+        assert daemon.pid_file.stat().st_ino == inode, "the same file, which stayed locked"
+        assert daemon.serves()
+        second = cli(*daemon.arguments())
+        assert f"another instance (pid {daemon.pid}) holds the pid file" in second.stderr
+        pid = daemon.pid
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+        for process in (pid, *descendants(pid)):
+            held = {os.readlink(f"/proc/{process}/fd/{number}") for number in os.listdir(f"/proc/{process}/fd")}
+            assert (str(daemon.pid_file) in held) == (process == pid), "the lock is the master's alone"
+    assert daemon.pid != first
+
+    daemon.path.write_text("max_connections = 0")
+    refused = cli("upgrade", "--socket", daemon.admin, timeout_secs=60)
+    assert (refused.returncode, "max_connections" in refused.stderr) == (1, True)
+    assert daemon.pid == pid
+    assert cli("stop", "--socket", daemon.admin).returncode == 0
+    assert not daemon.pid_file.exists()

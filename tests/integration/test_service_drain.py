@@ -160,3 +160,28 @@ def test_stop_waits_for_the_end(appliance: StartAppliance) -> None:
     again = cli("stop", "--config", str(one.path))
     assert again.returncode == 1
     assert f"no instance answers; looked at {one.admin_socket} (" in again.stderr
+
+
+def test_drain_returns_at_once_and_a_second_one_cuts_nothing(
+    appliance: StartAppliance, upstream: Callable[..., RawUpstream]
+) -> None:
+    peer = Peer()
+    one = appliance(upstream=upstream(peer).url)
+    pid = one.pid
+    with one.connect() as client:
+        client.send(GET)
+        assert peer.asked.wait(20)
+        for _ in range(3):
+            drained = cli("drain", "--config", str(one.path))
+            assert (drained.returncode, drained.stdout, drained.stderr) == (
+                0,
+                f"reverse-proxy (pid {pid}) drains\n",
+                "",
+            )
+        wait_until(lambda: one.health("/readyz") == (503, b"draining\n"), "readiness is red")
+        peer.release.set()
+        assert client.read_response().status == 200
+    assert one.process is not None
+    assert one.process.wait(10) == 0
+    assert any(" stopping " in line and 'sender="admin socket"' in line for line in one.event_lines())
+    assert cli("drain", "--socket", one.admin_socket).returncode == 1
