@@ -288,7 +288,7 @@ if upgrade.VARIABLE in os.environ:
         (
             "import proxy.cli; proxy.cli.run_worker = lambda context: 9",
             30,
-            "worker 0 ended while starting (exit status 9)",
+            " ended while starting (exit status 9): see the event log",
         ),
         ("import proxy.cli; proxy.cli.run_worker = lambda context: time.sleep(600)", 2, "was not ready in 2 s"),
     ],
