@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import functools
 import ipaddress
 import json
 import os
@@ -19,7 +18,8 @@ import setproctitle
 
 from proxy import __version__
 from proxy.budget import Limits, parse_limits, process_limits
-from proxy.config.load import admin_socket_in, load_settings
+from proxy.config.load import ConfigFile, admin_socket_in, load_settings
+from proxy.config.place import faults_in
 from proxy.config.schema import Settings
 from proxy.demo.upstream import run_demo_upstream
 from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, OperatorError
@@ -205,7 +205,8 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError("--pid-file is the daemon's: it needs --daemon")
     handover = take_over(os.environ)
     try:
-        return _run_or_take_over(options, handover)
+        with faults_in(options.config):
+            return _run_or_take_over(options, handover)
     except OperatorError as error:
         if handover is not None:
             handover.tell_failed(str(error))
@@ -215,7 +216,7 @@ def _run(options: argparse.Namespace) -> int:
 def _run_or_take_over(options: argparse.Namespace, handover: Handover | None) -> int:
     folder = os.getcwd()  # the daemon's working directory is another
     path = os.path.abspath(options.config)
-    load = functools.partial(_load_for_daemon if options.daemon else load_settings, path)
+    load = ConfigFile(path, _load_for_daemon if options.daemon else load_settings)
     settings = load()
     # They are meant for this process, not for the one that it may fork.
     inherited = take_inherited(os.environ) if handover is None else handover.inherited

@@ -22,6 +22,7 @@ import setproctitle
 
 from proxy.budget import process_limits, shares
 from proxy.config.effective import effective_https_port
+from proxy.config.load import ConfigFile
 from proxy.config.schema import Settings
 from proxy.errors import EXIT_OK, StartError
 from proxy.master.activation import NOTHING, Inherited
@@ -96,7 +97,7 @@ class Supervisor:
         settings: Settings,
         run_worker: RunWorker,
         *,
-        load: Callable[[], Settings] | None = None,
+        load: ConfigFile | None = None,
         helpers: Sequence[Helper] = (),
         on_ready: Callable[[], None] = lambda: None,
         live: Callable[[int], LiveLine] | None = None,
@@ -331,6 +332,7 @@ class Supervisor:
         return {
             **facts,
             "pid": self._pid,
+            "config": None if self._load is None else self._load.path,
             "generation": self._reloader.running.number,
             "last_reload": self._last_reload,
             "event_log": {"level": log.level, "max_lines_per_minute": log.max_lines_per_minute},

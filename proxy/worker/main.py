@@ -138,6 +138,15 @@ class Worker:
         self._cells[READY] = 1
         await self._done.wait()
         self._generation.resolver.stop()
+        if self._sessions:
+            self._reporter.report(
+                "drain.cut",
+                "connections were cut at the end of the drain",
+                level="warning",
+                connections=len(self._sessions),
+                requests=sum(relay.requests_active for relay in self._relays),
+                tunnels=self._cells[TUNNELS_OPEN],
+            )
         for session in list(self._sessions):
             session.cut("drain")
         self._tallies.publish()
