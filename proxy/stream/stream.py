@@ -27,6 +27,7 @@ from time import monotonic
 from typing import Any, ClassVar, Final, Protocol
 
 from proxy.stream.deadlines import Deadlines
+from proxy.stream.read_guard import READ_GUARD
 
 READ_BYTES = 65_536
 TLS_RECORD_BYTES = 16_384
@@ -521,6 +522,8 @@ class TlsStream(Stream):
         if self._handshaking:
             self._shake_hands()
             return
+        READ_GUARD.turn += 1
+        READ_GUARD.reading = self._fd
         try:
             data = self._sslobj.read(TLS_RECORD_BYTES)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -537,6 +540,8 @@ class TlsStream(Stream):
         except OSError as error:
             self._lose(error)
             return
+        finally:
+            READ_GUARD.reading = -1
         if len(data) == TLS_RECORD_BYTES:
             data = self._receive_more(data)
             self.keep_watching()
@@ -559,9 +564,11 @@ class TlsStream(Stream):
         # A full record: an upload. A few more of them make one piece, so that the rest of the way is paid once. The end
         # and errors come again with the next wake-up: the descriptor stays readable.
         pieces = [data]
+        READ_GUARD.reading = self._fd
         with contextlib.suppress(OSError):
             while len(pieces) < TLS_READS_A_WAKEUP and len(pieces[-1]) == TLS_RECORD_BYTES:
                 pieces.append(self._sslobj.read(TLS_RECORD_BYTES))
+        READ_GUARD.reading = -1
         return b"".join(pieces)
 
     def _send(self, data: bytes | memoryview) -> int:

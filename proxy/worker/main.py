@@ -43,6 +43,7 @@ from proxy.session.client import ClientSession
 from proxy.session.http1 import Http1Session
 from proxy.session.redirect import RedirectSession
 from proxy.stream.deadlines import Deadlines
+from proxy.stream.read_guard import READ_GUARD
 from proxy.stream.stream import Stream, TlsStream
 from proxy.upstream.pool import UpstreamPool
 from proxy.worker.context import BoundListener, WorkerContext
@@ -84,6 +85,7 @@ class Worker:
         self._sessions: set[ClientSession] = set()
         self._done = asyncio.Event()
         self._terminations = 0
+        self._reads_ended = 0
         self._retiring = False
         self._tallies = Tallies(cells)
         self._lags_us: deque[int] = deque(maxlen=LAGS_KEPT)
@@ -133,6 +135,7 @@ class Worker:
         for front in self._fronts.values():
             front.accepting.start()
         self._takeover.start()
+        READ_GUARD.start()
         gc.collect()
         gc.freeze()
         self._cells[READY] = 1
@@ -151,6 +154,7 @@ class Worker:
             session.cut("drain")
         self._tallies.publish()
         self._logs.close(LOG_FLUSH_SECS)
+        READ_GUARD.stop()
         self._reporter.detach()  # last, so that what the access log could not write is still told
         self._cells[READY] = 0
 
@@ -350,6 +354,14 @@ class Worker:
         self._beat_due = monotonic() + HEARTBEAT_SECS
         self._loop.call_later(HEARTBEAT_SECS, self._beat)
         self._look_for_resets()
+        if READ_GUARD.ended != self._reads_ended:
+            self._reads_ended = READ_GUARD.ended
+            self._reporter.report(
+                "tls.read_stuck",
+                "a client kept one read of TLS from ending, as a flood of KeyUpdate messages does; it was cut",
+                level="warning",
+                connections_total=READ_GUARD.ended,
+            )
 
     def _look_for_resets(self) -> None:
         """A reset that came together with a request is told only once (see ``Stream.keep_watching``), and a client that
