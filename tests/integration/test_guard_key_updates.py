@@ -58,11 +58,11 @@ def flood(port: int) -> tuple[socket.socket, bytes]:
 
 
 def test_a_flood_of_key_updates_ends_its_connection_and_no_other(appliance: StartAppliance) -> None:
-    with RawUpstream(answering()) as upstream:
+    with RawUpstream(answering()) as upstream, contextlib.ExitStack() as stack:
         one = appliance({"worker_heartbeat_timeout_secs": 10}, upstream=upstream.url)
         workers = one.workers
         sock, records = flood(one.port)
-        held = one.connect()
+        held = stack.enter_context(one.connect())
 
         def send() -> None:
             with contextlib.suppress(OSError):
