@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import os
 import socket
 import struct
 import time
@@ -18,6 +19,7 @@ from urllib.parse import parse_qsl
 
 import h11
 
+from proxy.master.family import descends_from
 from proxy.net.accept import AcceptLoop
 from proxy.net.admission import Permit, Permits
 from proxy.observe.events import Reporter
@@ -139,11 +141,12 @@ class Endpoint:
 
     def _is_stranger(self, sock: socket.socket, uids: frozenset[int]) -> bool:
         pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        if uid in uids:
+        # Workers may be of the same user as the operator, or of root: what descends from the master is turned away.
+        if uid in uids and not descends_from(pid, os.getppid()):
             return False
         self._reporter.report(
             f"{self.label}.stranger",
-            "a process of a user that may not use this socket was turned away",
+            "a process that may not use this socket was turned away",
             level="warning",
             uid=uid,
             pid=pid,
