@@ -26,11 +26,12 @@ from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, Operato
 from proxy.master import quickstart
 from proxy.master.activation import take_inherited
 from proxy.master.check import check
+from proxy.master.crew import Helper
 from proxy.master.daemonize import PidFile, daemonize, require_log_files, run_again
 from proxy.master.live import LiveLine
 from proxy.master.status_client import ask, fetch_status, look, show_reload, show_status
 from proxy.master.stop import stop
-from proxy.master.supervisor import Helper, Supervisor
+from proxy.master.supervisor import Supervisor
 from proxy.master.tables import show_budget, show_level, show_why
 from proxy.master.upgrade import Handover, take_over
 from proxy.observe.record import LEVELS
