@@ -41,6 +41,18 @@ def descriptors(one: Appliance) -> list[int]:
     return [descriptor_count(pid) for pid in (one.pid, one.control, *one.workers)]
 
 
+def settled(one: Appliance) -> list[int]:
+    """The descriptors once nothing of the start (a probe of readiness, a log being opened) comes or goes any more."""
+    seen: list[list[int]] = []
+
+    def same_thrice() -> bool:
+        seen.append(descriptors(one))
+        return len(seen) > 2 and seen[-1] == seen[-2] == seen[-3]
+
+    wait_until(same_thrice, "the descriptors settle")
+    return seen[-1]
+
+
 @pytest.mark.parametrize("trigger", TRIGGERS)
 def test_each_trigger_does_the_same(
     appliance: StartAppliance, upstream: Callable[..., RawUpstream], trigger: Callable[[Appliance], None]
@@ -203,7 +215,7 @@ def test_a_strangers_port_is_refused_and_the_good_one_beside_it_let_go(
     ports = FreePorts()
     free = ports.take()
     ports.release()
-    before = descriptors(one)
+    before = settled(one)
     listeners = one.config["listeners"]
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         taken = stranger.getsockname()[1]

@@ -199,7 +199,7 @@ from proxy.master.daemonize import daemonize
 
 folder = Path(sys.argv[1])
 
-def run(on_ready):
+def run(on_ready, pid_file):
     (folder / "started").touch()
     while not (folder / "go").exists():
         time.sleep(0.01)
