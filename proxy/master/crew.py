@@ -87,6 +87,8 @@ class Crew:
         self.reporter = ChannelReporter("master", self._channel, None)
         self._traces = Traces()
         self._upbringing = Upbringing(privileges, self._traces)
+        self._ended: dict[str, dict[str, object]] = {}
+        """How each child that did not last has ended the last time, for status."""
         self._helper_sockets = [helper.sock for helper in helpers]
         self.pid = os.getpid()
         self._uid = os.geteuid()
@@ -257,6 +259,7 @@ class Crew:
             "config": self._config,
             "generation": self.running.number,
             "last_reload": self._stage.last_reload,
+            "ended": self._ended,
             "event_log": {"level": log.level, "max_lines_per_minute": log.max_lines_per_minute},
         }
 
@@ -292,6 +295,8 @@ class Crew:
             restart_in_secs=pause_secs,
             restarts=child.restarts,
         )
+        self._ended[child.name] = {"status": end, "time": time.time()}
+        self.tell_news()
 
     def _count_restart(self, child: Child) -> None:
         if child.slot is not None:

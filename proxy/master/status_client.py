@@ -114,10 +114,20 @@ def show_status(document: dict[str, Any], stream: TextIO) -> None:
     console.print(_generation(document))
     console.print(_listeners(document["listeners"]))
     console.print(_workers(document["workers"]))
+    for line in _ends(document):
+        console.print(line)
     if document["backends"]:
         columns = ("backend", "open", "idle", "left out", "failures")
         keys = ("backend", "open", "idle", "ejected", "failures")
         console.print(table(columns, 1, [[one[key] for key in keys] for one in document["backends"]]))
+
+
+def _ends(document: dict[str, Any]) -> list[str]:
+    """A line for each child that has ended by itself: how, the last time, and when."""
+    return [
+        f"{name} ended last: {one['status']} at {dt.datetime.fromtimestamp(one['time'], dt.UTC):%Y-%m-%dT%H:%M:%SZ}"
+        for name, one in document["ended"].items()
+    ]
 
 
 def _generation(document: dict[str, Any]) -> str:
