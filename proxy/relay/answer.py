@@ -12,7 +12,6 @@ from proxy.route.table import RouteEntry
 CLIENT_GONE = 499
 """For the access log only: the client closed before it had an answer (nginx's number)."""
 
-NO_LENGTH_STATUS = frozenset((204, 304))
 CONNECTION_CLOSE = b"Connection: close\r\n"
 CONNECTION_KEEP_ALIVE = b"Connection: keep-alive\r\n"
 TRANSFER_CHUNKED = b"Transfer-Encoding: chunked\r\n"

@@ -199,9 +199,10 @@ def upstream_trust(options: UpstreamTls) -> UpstreamTrust:
 def upstream_context(options: UpstreamTls, ca: bytes | None) -> ssl.SSLContext:
     """Return a client-side context that verifies the chain and the host name (``server_hostname`` when wrapping).
 
-    An end of stream without close_notify raises ``ssl.SSLError`` if the socket is wrapped with
-    ``suppress_ragged_eofs=False``: only so can a body that lasts until the close be known to be whole
-    (RFC 9112 section 9.8). Raises ``ConfigError`` when there is nothing to verify against.
+    An end of stream without close_notify is an ``ssl.SSLError`` of OpenSSL's here: only so can a body that lasts until
+    the close be known to be whole (RFC 9112 section 9.8).
+
+    Raises ``ConfigError`` when there is nothing to verify against.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -52,7 +52,6 @@ from proxy.worker.takeover import Prepared, Takeover, bound_listeners
 
 __all__ = ["BoundListener", "WorkerContext", "run_worker"]
 
-OnListenerAccept = Callable[[BoundListener, bytes, socket.socket, object, Permit], None]
 
 HEARTBEAT_SECS = 0.5
 LOG_FLUSH_SECS = 2.0
