@@ -63,6 +63,7 @@ def unready(book: CounterBook, now_ms: int) -> str:
         reason = _silence(cells, slot, now_ms)
         if not reason and not cells[counters.READY]:
             reason = f"worker {slot} is starting or draining"
+        reason = reason or _exhaustion(cells, slot)
         if reason:
             reasons.append(reason)
     accepting = book.slots - len(reasons)
@@ -124,6 +125,14 @@ def backend_sums(book: CounterBook) -> dict[str, list[int]]:
 def _age_ms(cells: memoryview, now_ms: int) -> int | None:
     beat = cells[counters.HEARTBEAT_MS]
     return max(0, now_ms - beat) if beat else None
+
+
+def _exhaustion(cells: memoryview, slot: int) -> str:
+    """The budget rules it out, unless somebody lowered the limit of the running process."""
+    held, limit = cells[counters.DESCRIPTORS_OPEN], cells[counters.DESCRIPTORS_LIMIT]
+    if not 0 < limit <= held:
+        return ""
+    return f"worker {slot} is out of descriptors: it holds {held}, its soft limit is {limit}"
 
 
 def _silence(cells: memoryview, slot: int, now_ms: int) -> str:

@@ -44,6 +44,20 @@ def test_a_worker_that_drains_is_alive_and_not_ready() -> None:
     assert status.unready(draining, NOW_MS) == "worker 0 is starting or draining"
 
 
+def test_a_worker_out_of_descriptors_is_alive_and_not_ready() -> None:
+    out = book((0, 1), (0, 1))
+    for slot, (held, limit) in enumerate(((31, 32), (33, 32))):
+        out.page(slot)[counters.DESCRIPTORS_OPEN] = held
+        out.page(slot)[counters.DESCRIPTORS_LIMIT] = limit
+    assert status.unhealthy(out, NOW_MS) == ""
+    assert status.unready(out, NOW_MS).splitlines() == [
+        "degraded: 1 of 2 workers accept connections",
+        "worker 1 is out of descriptors: it holds 33, its soft limit is 32",
+    ]
+    out.page(1)[counters.DESCRIPTORS_LIMIT] = 0  # unlimited
+    assert status.unready(out, NOW_MS) == ""
+
+
 def test_a_ready_appliance_has_no_reasons() -> None:
     assert status.unready(book((0, 1), (4999, 1)), NOW_MS) == ""
 
