@@ -22,6 +22,8 @@ from proxy.config.load import ConfigFile, admin_socket_in, load_settings
 from proxy.config.place import faults_in
 from proxy.config.schema import Settings
 from proxy.demo.upstream import run_demo_upstream
+from proxy.drill import score
+from proxy.drill.run import MIN_DRILL_SECS, drill
 from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, OperatorError
 from proxy.master import quickstart
 from proxy.master.activation import take_inherited
@@ -178,6 +180,16 @@ def _parser() -> argparse.ArgumentParser:
     _ask_where(budget)
     budget.add_argument("--json", action="store_true", help="for programs")
     budget.set_defaults(command=_budget)
+
+    drilling = commands.add_parser(
+        "drill", help="play an overload on a copy of the configuration, on loopback, and judge it", allow_abbrev=False
+    )
+    _ask_where(drilling)
+    drilling.add_argument(
+        "--for", dest="secs", type=_drill_secs, default=30.0, metavar="SECS", help="both rounds together; default 30s"
+    )
+    drilling.add_argument("--json", action="store_true", help="for programs")
+    drilling.set_defaults(command=_drill)
 
     level = commands.add_parser("log-level", help="the event log's level, shown or changed", allow_abbrev=False)
     level.add_argument("level", nargs="?", choices=list(LEVELS), metavar="LEVEL", help=" ".join(LEVELS))
@@ -396,6 +408,23 @@ def _tell_reload(document: dict[str, Any], options: argparse.Namespace) -> int:
     return EXIT_USAGE if document["result"] == "refused" else EXIT_OK
 
 
+def _drill(options: argparse.Namespace) -> int:
+    path = options.config
+    if path is None:
+        path = fetch_status(_admin_sockets(options)).get("config")
+        if path is None:
+            raise ConfigError("the instance that answers has no configuration file: name one with --config")
+    settings = load_settings(path)
+    with faults_in(path):
+        rounds = drill(settings, run_worker, secs=options.secs, say=lambda text: print(text, file=sys.stderr))
+    faults = [fault for one in rounds for fault in score.missed(one, settings.drill)]
+    if options.json:
+        print(json.dumps(score.to_dict(rounds, faults), indent=2))
+    else:
+        score.show(rounds, faults, sys.stdout)
+    return EXIT_RUNTIME if faults else EXIT_OK
+
+
 def _stop(options: argparse.Namespace) -> int:
     stop(_admin_sockets(options), sys.stdout)
     return EXIT_OK
@@ -431,6 +460,13 @@ def _secs(text: str) -> float:
         secs = 0.0
     if not 1 <= secs <= 86_400:
         raise argparse.ArgumentTypeError(f"{text!r}: a time from 1 to 86400 seconds is wanted, such as 60 or 60s")
+    return secs
+
+
+def _drill_secs(text: str) -> float:
+    secs = _secs(text)
+    if secs < MIN_DRILL_SECS:
+        raise argparse.ArgumentTypeError(f"{text!r}: a drill shorter than {MIN_DRILL_SECS:g} s proves nothing")
     return secs
 
 

@@ -340,6 +340,18 @@ class EventLog(Model):
     )
 
 
+class Drill(Model):
+    """What `reverse-proxy drill` is judged by, in each of its rounds. Leaked permits or descriptors are never good."""
+
+    min_good_percent: float = Field(
+        99.0, ge=0, le=100, allow_inf_nan=False, description="Good clients that must be served while it lasts."
+    )
+    max_event_lines: int = Field(20, ge=1, le=1_000_000, description="Lines of the event log.")
+    max_recovery_secs: Seconds = Field(
+        2.0, description="From the return of the descriptors to the first good client that is served."
+    )
+
+
 class Settings(Model):
     """The whole configuration file."""
 
@@ -485,6 +497,8 @@ class Settings(Model):
     sites: tuple[Site, ...] = Field((), description="Host names and what is behind them; at least one.")
     access_log: AccessLog = Field(AccessLog(), description="One line a request.")
     event_log: EventLog = Field(EventLog(), description="What happens to the proxy itself.")
+
+    drill: Drill = Field(Drill(), description="The bars of `reverse-proxy drill`.")
 
     @property
     def upstream_connections(self) -> int | Literal["auto"]:

@@ -1,0 +1,172 @@
+"""One round of a drill: good clients all along; attackers at twice the permits; descriptors taken away and given back.
+
+0 %        good clients alone, and the state of rest is noted
+10 %       attackers arrive
+60 %       the workers' soft descriptor limit is set below what they have open
+80 %       it is given back
+100 %      attackers and good clients go; what is left is looked for
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from math import ceil
+from time import monotonic
+from typing import Any
+
+from proxy.drill.clients import Answer, Attackers, GoodClients, HealthLook
+from proxy.drill.copy import LOOPBACK, Copy
+
+ATTACKERS_AT, TAKEN_AT, GIVEN_BACK_AT = 0.1, 0.6, 0.8
+TAKEN_BELOW = 4
+"""So many descriptors less than are open become the limit."""
+
+SETTLE_SECS = 20.0
+"""For the last clients to be let go: more than a handshake may last by default."""
+
+ATTACKER_ADDRESSES = tuple(f"127.0.1.{number}" for number in range(1, 33))
+GOOD_ADDRESSES = tuple(f"127.0.2.{number}" for number in range(1, 17))
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a round came to. Times in seconds, ``cpu_percent`` of one core over all processes of the copy."""
+
+    round: str
+    permits: int
+    attackers: int
+    attackers_arrived: int
+    attackers_closed: int
+    good: int
+    good_percent: float
+    p50_secs: float
+    p99_secs: float
+    event_lines: int
+    event_bytes: int
+    cpu_percent: float
+    cpu_percent_while_taken: float
+    recovery_secs: float
+    health_failed: int
+    health_slowest_secs: float
+    not_ready: tuple[str, ...]
+    leaked_permits: int
+    leaked_descriptors: int
+
+
+async def play(copy: Copy, *, name: str, secs: float, one_address: bool) -> Figures:
+    """Play for ``secs``. Raises StartError when the copy no longer answers at its admin socket."""
+    permits = copy.status()["permits"]
+    attackers = Attackers(copy.ports.https, 2 * permits, (LOOPBACK,) if one_address else ATTACKER_ADDRESSES)
+    good = GoodClients(copy.ports.https, (LOOPBACK,) if one_address else GOOD_ADDRESSES)
+    health = HealthLook(copy.ports.health)
+    began, cpu_began, log_began = monotonic(), _cpu_secs(copy.pid), len(copy.event_log())
+
+    async def until(part: float) -> None:
+        await asyncio.sleep(max(0.0, began + part * secs - monotonic()))
+
+    async with _running(good.run()), _running(health.run()):
+        await until(ATTACKERS_AT)
+        rest = await _held(copy)
+        async with _running(attackers.run()):
+            await until(TAKEN_AT)
+            taken_at, cpu_taken = monotonic(), _cpu_secs(copy.pid)
+            limit = min(worker["descriptors_open"] for worker in (await _status(copy))["workers"]) - TAKEN_BELOW
+            before = copy.lower_descriptors(max(1, limit))
+            try:
+                await until(GIVEN_BACK_AT)
+            finally:
+                copy.restore_descriptors(before)
+            given_back_at, cpu_given_back = monotonic(), _cpu_secs(copy.pid)
+            await until(1.0)
+    await good.finish()
+    cpu_secs, lasted_secs = _cpu_secs(copy.pid) - cpu_began, monotonic() - began
+    leaked = await _settle(copy, rest)
+    log = copy.event_log()[log_began:]
+    return Figures(
+        round=name,
+        permits=permits,
+        attackers=attackers.most,
+        attackers_arrived=len(attackers.seen),
+        attackers_closed=attackers.closed_by_proxy,
+        good=len(good.answers),
+        good_percent=100.0 * sum(one.good for one in good.answers) / max(1, len(good.answers)),
+        p50_secs=_percentile(good.answers, 0.50),
+        p99_secs=_percentile(good.answers, 0.99),
+        event_lines=log.count(b"\n"),
+        event_bytes=len(log),
+        cpu_percent=100.0 * cpu_secs / lasted_secs,
+        cpu_percent_while_taken=100.0 * (cpu_given_back - cpu_taken) / (given_back_at - taken_at),
+        recovery_secs=_recovery_secs(good.answers, given_back_at),
+        health_failed=health.failed,
+        health_slowest_secs=health.slowest_secs,
+        not_ready=tuple(sorted(filter(None, health.not_ready))),
+        leaked_permits=leaked[0],
+        leaked_descriptors=leaked[1],
+    )
+
+
+@contextlib.asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """``work`` goes on inside; a fault of it is raised at the end."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _status(copy: Copy) -> dict[str, Any]:
+    return await asyncio.to_thread(copy.status)
+
+
+async def _held(copy: Copy) -> tuple[int, int]:
+    """Permits, and descriptors that neither clients nor pooled upstream connections hold, over all workers."""
+    workers = (await _status(copy))["workers"]
+    permits = sum(worker["permits_held"] for worker in workers)
+    clients = sum(worker["connections"] + worker["upstream_open"] for worker in workers)
+    return permits, sum(worker["descriptors_open"] for worker in workers) - clients
+
+
+async def _settle(copy: Copy, rest: tuple[int, int]) -> tuple[int, int]:
+    """Permits still held, and descriptors more than at rest, once all clients have gone."""
+    deadline = monotonic() + SETTLE_SECS
+    while True:
+        permits, descriptors = await _held(copy)
+        leaked = permits, max(0, descriptors - rest[1])
+        if leaked == (0, 0) or monotonic() > deadline:
+            return leaked
+        await asyncio.sleep(0.2)
+
+
+def _percentile(answers: list[Answer], part: float) -> float:
+    if not answers:
+        return 0.0
+    ordered = sorted(one.secs for one in answers)
+    return ordered[min(len(ordered) - 1, ceil(part * len(ordered)) - 1)]
+
+
+def _recovery_secs(answers: list[Answer], since: float) -> float:
+    """From ``since`` to the first good answer after it; infinite without one."""
+    return min((one.ended - since for one in answers if one.good and one.ended >= since), default=float("inf"))
+
+
+def _cpu_secs(master: int) -> float:
+    """User and system time so far of the process ``master`` and of its children that still run."""
+    total, parents = 0, {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                parents[int(name)] = (int(fields[1]), int(fields[11]) + int(fields[12]))
+    for pid, (parent, ticks) in parents.items():
+        if master in (pid, parent):
+            total += ticks
+    return total / _TICKS
