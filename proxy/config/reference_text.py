@@ -185,5 +185,6 @@ SECTIONS: Final[tuple[tuple[str, str | None], ...]] = (
     ("admin", None),
     ("access_log", None),
     ("event_log", None),
+    ("drill", None),
 )
 """Tables with a section, in the order of reading, with the start of the section where it is not the usual one."""

@@ -76,7 +76,7 @@ def copy_of(settings: Settings, *, folder: str, ports: Ports, upstream_port: int
 
 
 def affordable_permits(settings: Settings) -> int:
-    """The permits of the copy: the configuration's, or fewer where this process could not hold twice as many clients."""
+    """The permits of the copy: as configured, or fewer where this process could not hold twice as many clients."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     permits = make_plan(settings, process_limits()).budget.max_connections
     if hard == resource.RLIM_INFINITY:
