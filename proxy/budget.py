@@ -1,8 +1,8 @@
 """File-descriptor arithmetic: the proof that no process of the appliance can run out of descriptors.
 
 Everything here is a pure function of its arguments, but for :func:`process_limits`, the one reader of this process's
-limits. Only the standard library is imported, and nothing of this package, so that a deployment tool can load this
-file alone and judge a host before anything is installed on it.
+limits. Only the standard library is imported, and nothing of this package, so that a deployment tool can run this
+file alone and judge a host before anything is installed on it: ``python3 budget.py < question.json`` (:func:`main`).
 
 An exchange holds two descriptors, the client's and the upstream's: a budget that counts only clients moves EMFILE from
 ``accept`` to ``connect``.
@@ -11,10 +11,13 @@ An exchange holds two descriptors, the client's and the upstream's: a budget tha
 from __future__ import annotations
 
 import enum
+import json
 import resource
+import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TextIO
 
 RESERVE = 64
 """Descriptors kept free in each process: standard streams, epoll, timers, DNS, files opened for a moment."""
@@ -368,3 +371,87 @@ def _limit_text(limit: int | None) -> str:
 
 def _finite(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+def inputs_of(settings: Mapping[str, Any], *, processors: int, ipv6: bool) -> Inputs:
+    """What the budget of a configuration depends on, with the defaults of docs/configuration.md where a key is missing.
+
+    ``settings`` is a parsed configuration file. ``processors`` is what ``workers = "auto"`` comes to on the host;
+    ``ipv6`` whether the host has it, since the default IPv6 addresses are skipped where it has not.
+    Raises ValueError or TypeError with the key of a value that the budget cannot count with; the rest is not judged.
+    """
+    redirect, health, admin = (_table(settings, name) for name in ("redirect", "health", "admin"))
+    addresses = 2 if ipv6 else 1
+    workers = settings.get("workers", 1)
+    clients = settings.get("max_connections", 1024)
+    upstreams = settings.get("max_upstream_connections")
+    redirecting = _flag(redirect, "redirect", "enabled")
+    healthy = _flag(health, "health", "enabled")
+    return Inputs(
+        workers=processors if workers == "auto" else _count("workers", workers),
+        max_connections="auto" if clients == "auto" else _count("max_connections", clients),
+        max_upstream_connections=None if upstreams is None else _count("max_upstream_connections", upstreams),
+        https_listeners=len(_array("listeners", settings.get("listeners", []))) or addresses,
+        redirect_listeners=len(_array("redirect.addresses", redirect.get("addresses", [None] * addresses)))
+        if redirecting
+        else 0,
+        redirect_cap=_count("redirect.max_connections", redirect.get("max_connections", 64)) if redirecting else 0,
+        health_cap=_count("health.max_connections", health.get("max_connections", 32)) if healthy else 0,
+        admin_cap=_count("admin.max_connections", admin.get("max_connections", 8)),
+        control_listeners=2 if healthy else 1,
+    )
+
+
+def answer(question: Mapping[str, Any]) -> Mapping[str, object]:
+    """Judge a configuration for another host, from what was found there.
+
+    ``question``: ``configuration`` (the text of the TOML file), ``limits`` (as for :func:`parse_limits`),
+    ``processors`` and ``ipv6`` (as for :func:`inputs_of`). The answer is that of :func:`to_dict`, and ``text``, the
+    same for people, and ``arithmetic``. Raises ValueError, KeyError or TypeError for a question that is none.
+    """
+    settings = tomllib.loads(question["configuration"])
+    inputs = inputs_of(settings, processors=_count("processors", question["processors"]), ipv6=bool(question["ipv6"]))
+    budget = calculate(inputs, parse_limits(str(question["limits"])))
+    return {**to_dict(budget), "workers": inputs.workers, "text": to_text(budget), "arithmetic": arithmetic(budget)}
+
+
+def main(asked: TextIO, answered: TextIO, complaints: TextIO) -> int:
+    """A question as JSON in, its answer as JSON out. Returns the exit code: 0 fits, 2 refused or not understood."""
+    try:
+        result = answer(json.load(asked))
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"it lacks the key {error}" if isinstance(error, KeyError) else str(error)
+        print(f"budget: the question cannot be answered: {reason}", file=complaints)
+        return 2
+    print(json.dumps(result, indent=2), file=answered)
+    return 2 if result["refusals"] else 0
+
+
+def _table(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = settings.get(name, {})
+    if not isinstance(table, dict):
+        raise TypeError(f"{name}: found {table!r}; wanted a table")
+    return table
+
+
+def _array(name: str, value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError(f"{name}: found {value!r}; wanted an array")
+    return value
+
+
+def _flag(table: Mapping[str, Any], name: str, key: str) -> bool:
+    value = table.get(key, True)
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}.{key}: found {value!r}; wanted true or false")
+    return value
+
+
+def _count(name: str, value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name}: found {value!r}; wanted a positive whole number")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.stdin, sys.stdout, sys.stderr))
