@@ -51,7 +51,7 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
 
 
 def _shares(settings: Settings) -> Iterator[Problem]:
-    for key in ("max_connections", "max_upstream_connections"):
+    for key in ("max_connections", "max_upstream_connections", "max_handshakes"):
         value = getattr(settings, key)
         if value is not None and AUTO not in (value, settings.workers) and value < settings.workers:
             yield Problem(

@@ -132,7 +132,20 @@ The same in a route: `[sites.routes.upstream_tls]`.
 """
 
 TOP_LEVEL_GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
-    ("Capacity", ("max_connections", "max_upstream_connections", "workers")),
+    (
+        "Capacity",
+        (
+            "max_connections",
+            "max_upstream_connections",
+            "max_handshakes",
+            "max_connections_per_client",
+            "client_prefix_ipv4",
+            "client_prefix_ipv6",
+            "client_cap_exempt",
+            "eviction_grace_secs",
+            "workers",
+        ),
+    ),
     (
         "Times towards clients",
         (

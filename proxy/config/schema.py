@@ -369,6 +369,41 @@ class Settings(Model):
             "waits. A request that gets none waits up to `upstream_queue_timeout_secs`, then is answered 503."
         ),
     )
+    max_connections_per_client: Annotated[Connections | Literal["auto"], BeforeValidator(_connections)] = Field(
+        AUTO,
+        description=(
+            "Client connections of one client, over all listeners and workers; one more is closed at once. A client is "
+            'an address or, by the prefixes below, a network. `"auto"`: a quarter of `max_connections`, at least 16.'
+        ),
+    )
+    client_prefix_ipv4: int = Field(
+        32, ge=8, le=32, description="Leading bits of an IPv4 address that make a client: 32 is the address alone."
+    )
+    client_prefix_ipv6: int = Field(
+        64, ge=16, le=128, description="The same of an IPv6 address: 64 is what a single customer usually has."
+    )
+    client_cap_exempt: tuple[Network, ...] = Field(
+        ("127.0.0.0/8", "::1"),
+        description=(
+            "Addresses and networks that `max_connections_per_client` does not hold for: this host, known gateways of "
+            "many users. Those of `trusted_proxies` are exempt anyway, since everybody comes from there."
+        ),
+        examples=[["192.0.2.0/24", "2001:db8::/32"]],
+    )
+    max_handshakes: Annotated[Connections | Literal["auto"], BeforeValidator(_connections)] = Field(
+        AUTO,
+        description=(
+            "TLS handshakes at the same time, over all workers, so that a flood of them leaves room for whoever is "
+            'connected. `"auto"`: half of `max_connections`, at least 64.'
+        ),
+    )
+    eviction_grace_secs: Seconds = Field(
+        1,
+        description=(
+            "When no connection is left for a newcomer, a client that owes its handshake or a request head for longer "
+            "than this gives way; after those the longest idle one does. Never one with an exchange in progress."
+        ),
+    )
     workers: Annotated[Annotated[int, Field(ge=1, le=MAX_WORKERS)] | Literal["auto"], BeforeValidator(_workers)] = (
         Field(
             1,

@@ -88,6 +88,14 @@ NAMES: tuple[str, ...] = (
     "reloads_accepted",
     "reloads_refused",
     "generations",
+    "handed_over",
+    "evicted_handshakes",
+    "evicted_heads",
+    "evicted_idle",
+    "evicted_for_descriptors",
+    "refused_over_client_cap",
+    "handshakes_open",
+    "clients_uncounted",
 )
 
 PID = 0
@@ -151,6 +159,16 @@ GENERATIONS = 54
 """Configurations that a worker still has connections of, the one in force included."""
 HANDED_OVER = 55
 """As DRAINING: another master serves, and this process's generation ends with its connections."""
+EVICTED_HANDSHAKES = 56
+EVICTED_HEADS = 57
+EVICTED_IDLE = 58
+"""Connections that gave way to others, by what they were waiting for."""
+EVICTED_FOR_DESCRIPTORS = 59
+"""Idle ones that gave way when accept(2) found no free descriptor."""
+REFUSED_OVER_CLIENT_CAP = 60
+HANDSHAKES_OPEN = 61
+CLIENTS_UNCOUNTED = 62
+"""Connections that were counted by their worker alone, for want of room in the table of clients."""
 
 ACCEPT_ERRNOS: Final = (
     *("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN"),
@@ -189,6 +207,7 @@ GAUGES: tuple[int, ...] = (
     LISTENERS_OPEN,
     LOGS_OPEN,
     GENERATIONS,
+    HANDSHAKES_OPEN,
 )
 """What a dead process no longer has: open things, its pid, its heartbeat."""
 
