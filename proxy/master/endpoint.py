@@ -142,7 +142,8 @@ class Endpoint:
     def _is_stranger(self, sock: socket.socket, uids: frozenset[int]) -> bool:
         pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
         # Workers may be of the same user as the operator, or of root: what descends from the master is turned away.
-        if uid in uids and not descends_from(pid, os.getppid()):
+        # One that is not root cannot become it, and ProtectProc= hides root's processes from a service's user.
+        if uid in uids and ((uid == 0 and os.geteuid() != 0) or not descends_from(pid, os.getppid())):
             return False
         self._reporter.report(
             f"{self.label}.stranger",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import StartAppliance
-from tests.harness import wait_until
+from tests.harness import Appliance, cli, wait_until
 
 STRANGER = 65_534
 ASK = """
@@ -51,3 +52,23 @@ def test_another_user_is_turned_away(appliance: StartAppliance) -> None:
         "both are counted",
     )
     assert one.status()["ready"]
+
+
+HIDE_PROCESSES = 'mount -t proc -o hidepid=invisible proc /proc && exec setpriv --reuid 65534 --clear-groups "$@"'
+"""What ProtectProc=invisible does in a unit with User=."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_root_is_answered_where_its_processes_are_hidden_from_the_service() -> None:
+    with tempfile.TemporaryDirectory(prefix="rp-service-") as name:
+        os.chown(name, STRANGER, -1)
+        one = Appliance(Path(name), through=["unshare", "--mount", "sh", "-c", HIDE_PROCESSES, "sh"])
+        os.chown(Path(one.admin_socket).parent, STRANGER, -1)
+        try:
+            one.start()
+            told = cli("status", "--socket", one.admin_socket)
+            assert told.returncode == 0, told.stderr + one.evidence()
+            one.stop()
+        finally:
+            one.kill()
+            one.forget()
