@@ -1,16 +1,19 @@
-"""One exchange: a request and its response, between a client's stream and an upstream's.
+"""One exchange: a request and its response, between a client and an upstream, whatever protocol each of them speaks.
 
-Theory of operation. The session parses the request and pushes its body in (``on_request_body``,
-``on_request_end``); the upstream connection pushes the response's bytes in (``on_upstream_data``). Both directions
-stream, each held back by the other side's buffer: while ``holds_back`` the session pulls no body out of its decoder,
-while the client's buffer is above the high-water mark the upstream is not read. The exchange ends in exactly one of
+Theory of operation. The session pushes the request's body in (``on_request_body``, ``on_request_end``); the upstream
+connection pushes the response in (``UpstreamUser``). Both directions stream, each held back by the other side: while
+``holds_back`` the session pulls no body out of its decoder, while ``client_is_full`` the upstream is not read. The
+exchange ends in exactly one of
 
     _finish       the response was written whole; the client's connection lives on if nothing forbids it
     _fail         no response had begun: the proxy answers itself
-    _cut          a response had begun: the client's connection is reset, so that it cannot be taken for complete
+    _cut          a response had begun: it is broken off, so that it cannot be taken for complete
     client_gone   there is nobody to answer, or no more: the end of a tunnel
 
 and each of them goes through ``_end``, which gives the upstream connection back, counts and logs.
+
+How a response is written is a matter of the client's protocol, in the subclasses (``Http1Exchange``). How a request is
+written and a response is read is a matter of the upstream's, in the connection (``UpstreamConnection``).
 """
 
 from __future__ import annotations
@@ -31,37 +34,13 @@ from proxy.observe.counters import (
 )
 from proxy.observe.rows import BOUNDS_SECS
 from proxy.observe.tallies import CODE_CELL
-from proxy.protocol.http1 import (
-    CHUNKED,
-    CLOSED,
-    LAST_CHUNK,
-    NO_BODY,
-    UNTIL_CLOSE,
-    EndOfMessage,
-    Incomplete,
-    ProtocolError,
-    RequestDecoder,
-    RequestHead,
-    ResponseHead,
-    Trailers,
-    encode_chunk,
-    encode_last_chunk,
-)
-from proxy.relay.answer import (
-    CLIENT_GONE,
-    CONNECTION_CLOSE,
-    CONNECTION_KEEP_ALIVE,
-    TRANSFER_CHUNKED,
-    PreparedResponse,
-    own_response,
-    prepare_response,
-)
+from proxy.protocol.http1 import EndOfMessage, RequestHead, ResponseHead, Trailers
+from proxy.relay.answer import CLIENT_GONE, PreparedResponse, prepare_response
 from proxy.relay.context import RelayContext
 from proxy.relay.forward import ForwardedBy, Prepared
 from proxy.relay.tunnel import Tunnel
-from proxy.stream.stream import HIGH_WATER_BYTES, Stream
 from proxy.upstream.connection import UpstreamConnection
-from proxy.upstream.pool import RETRY_AFTER_SECS, Pending, UpstreamFailure
+from proxy.upstream.pool import Pending, UpstreamFailure
 
 IDEMPOTENT_METHODS = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
 """RFC 9110 section 9.2.2: what may be sent twice."""
@@ -73,19 +52,12 @@ class ClientSide(Protocol):
     """What an exchange needs of the session that it serves."""
 
     @property
-    def stream(self) -> Stream: ...
-    @property
-    def decoder(self) -> RequestDecoder: ...
-    @property
     def forwarded(self) -> ForwardedBy: ...
     @property
     def tls_version(self) -> bytes: ...
 
-    def pump_body(self) -> None:
-        """Pull what there is of the request body out of the decoder."""
-
-    def exchange_ended(self, close: bool) -> None:
-        """The exchange is over; ``close``: so is the connection, after what has been written."""
+    def exchange_ended(self, exchange: Exchange) -> None:
+        """The exchange is over; what there is of its response has been written."""
 
 
 class Exchange:
@@ -94,19 +66,14 @@ class Exchange:
     __slots__ = (
         "_awaits_continue",
         "_body_bytes",
-        "_chunked_out",
         "_client",
-        "_close",
         "_connection",
         "_context",
         "_ended",
-        "_finished_reading",
         "_forwarded",
         "_head",
-        "_head_unsent",
         "_pending",
         "_prepared",
-        "_received",
         "_request_body_bytes",
         "_request_id",
         "_response",
@@ -115,11 +82,12 @@ class Exchange:
         "_started",
         "_status",
         "_tunnel",
-        "_upstream_broken",
-        "_upstream_keeps_alive",
         "_upstream_secs",
         "request_done",
     )
+
+    stream_id: int
+    """Of the client's connection, for the access log; 0 where its protocol has none."""
 
     def __init__(self, context: RelayContext, client: ClientSide, head: RequestHead, prepared: Prepared) -> None:
         self._context = context
@@ -136,30 +104,69 @@ class Exchange:
         self._response: PreparedResponse | None = None
         self._body_bytes = 0
         self._request_body_bytes = 0
-        self._received = False
         self._retries = 0
-        self._close = not head.keep_alive
-        self._chunked_out = False
-        self._head_unsent: bytes | None = None
-        self._upstream_broken = False
-        self._upstream_keeps_alive = False
-        self._finished_reading = False
         self._ended = False
         self._tunnel: Tunnel | None = None
         self.request_done = not head.has_body
         self._awaits_continue = head.expect_continue
-        client.stream.write_timeout_secs = prepared.route.write_timeout_secs
         context.requests_active += 1
         if prepared.underscore_fields:
             context.cells[UNDERSCORE_FIELDS_DROPPED] += prepared.underscore_fields
 
-    # -- the request's way ---------------------------------------------------------------------------------------------
+    # -- for the subclasses: the client's protocol -------------------------------------------------------------------
+
+    def pump_body(self) -> None:
+        """Pull what there is of the request body out of the decoder, or stop reading it while ``holds_back``."""
+        raise NotImplementedError
+
+    @property
+    def client_is_full(self) -> bool:
+        """Whether no more of the response can be taken now; ``on_client_drained`` follows."""
+        raise NotImplementedError
+
+    def send_whole(self, head: ResponseHead, response: PreparedResponse, body: bytes) -> None:
+        """Send a response whose body is complete."""
+        raise NotImplementedError
+
+    def send_interim(self, head: ResponseHead, response: PreparedResponse) -> None:
+        """Send a 1xx head."""
+        raise NotImplementedError
+
+    def send_head(self, head: ResponseHead, response: PreparedResponse) -> None:
+        """Send a final head; what follows it may be put together with it until ``flush``."""
+        raise NotImplementedError
+
+    def send_body(self, data: bytes) -> None:
+        """Send a piece of the body."""
+        raise NotImplementedError
+
+    def send_end(self, trailers: Trailers) -> None:
+        """The response is complete."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Send what has been put together."""
+        raise NotImplementedError
+
+    def send_own(self, status: int) -> int:
+        """Send a whole response of the proxy's own. Returns the size of its body."""
+        raise NotImplementedError
+
+    def break_off(self) -> None:
+        """Let the client see that the response that has begun is not complete."""
+        raise NotImplementedError
+
+    def open_tunnel(self, connection: UpstreamConnection, response: PreparedResponse) -> Tunnel:
+        """Tell the client of the switch and join both sides."""
+        raise NotImplementedError
+
+    # -- the request's way -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Get a connection to the upstream and send the request's head on it."""
         got = self._context.pool.acquire(self._prepared.group, self)
         if type(got) is UpstreamConnection:
-            self._send_head(got)
+            self._send_request(got)
         elif type(got) is Pending:
             self._pending = got
         else:
@@ -169,17 +176,16 @@ class Exchange:
     def on_upstream_ready(self, connection: UpstreamConnection) -> None:
         """See ``Acquirer``."""
         self._pending = None
-        self._send_head(connection)
+        self._send_request(connection)
 
     def on_upstream_failed(self, failure: UpstreamFailure) -> None:
         """See ``Acquirer``."""
         self._pending = None
         self._fail(failure.status, failure.reason)
 
-    def _send_head(self, connection: UpstreamConnection) -> None:
+    def _send_request(self, connection: UpstreamConnection) -> None:
         self._connection = connection
         head, prepared, forwarded = self._head, self._prepared, self._forwarded
-        connection.decoder.start(head.method)
         host = prepared.host or connection.backend.host_header
         if forwarded.trusted:
             forwarding = forwarded.trusted_fields(head, self._request_id)
@@ -188,20 +194,15 @@ class Exchange:
         data = b"%b%b%b%b\r\n\r\n" % (prepared.line, host, prepared.fields, forwarding)
         self._sent_at = now = monotonic()
         if self.request_done:
-            connection.stream.write(data)
-            connection.stream.expect(now + prepared.response_timeout_secs)
+            connection.begin(head.method, data, now + prepared.response_timeout_secs)
             return
-        # The first piece of the body, where it is there already, goes with the head.
-        self._head_unsent = data
-        self._client.pump_body()
-        self._send_lone_head(connection)
-
-    def _send_lone_head(self, connection: UpstreamConnection) -> None:
-        data, self._head_unsent = self._head_unsent, None
-        if data is not None and not self._ended:
-            connection.stream.write(data)
-            if self._awaits_continue:
-                connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
+        connection.begin_with_body(head.method, data, head.chunked)
+        self.pump_body()
+        if self._ended:
+            return
+        connection.flush_head()
+        if self._awaits_continue:
+            connection.expect(monotonic() + prepared.response_timeout_secs)
 
     @property
     def body_timeout_secs(self) -> float:
@@ -213,47 +214,38 @@ class Exchange:
     def holds_back(self) -> bool:
         """Whether no more of the request body can be taken now."""
         connection = self._connection
-        return connection is None or self._upstream_broken or connection.stream.buffered > HIGH_WATER_BYTES
+        return connection is None or connection.holds_back
 
     def on_request_body(self, data: bytes) -> None:
         """A piece of the request body, decoded."""
         if self._awaits_continue:
-            self._continue(self._connection)
+            self._continue()
         self._request_body_bytes += len(data)
         limit = self._prepared.route.max_request_body_bytes
         if limit is not None and self._request_body_bytes > limit:
             self.reject_request(413, "body-too-large")
-            return
-        self._write_upstream(encode_chunk(data) if self._head.chunked else data)
+        elif self._connection is not None:
+            self._connection.write_body(data)
 
     def on_request_end(self, end: EndOfMessage) -> None:
         """The request body is complete."""
         self.request_done = True
-        if self._head.chunked:
-            self._write_upstream(self._last_chunk(end.trailers) if end.trailers else LAST_CHUNK)
         connection = self._connection
-        if connection is not None and connection.stream.reading:
-            connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
+        if connection is None:
+            return
+        trailers = end.trailers
+        if trailers:
+            trailers, underscore_fields = self._prepared.trailers(trailers)
+            self._context.cells[UNDERSCORE_FIELDS_DROPPED] += underscore_fields
+        connection.end_body(trailers)
+        if connection.reading:
+            connection.expect(monotonic() + self._prepared.response_timeout_secs)
 
-    def _last_chunk(self, trailers: Trailers) -> bytes:
-        kept, underscore_fields = self._prepared.trailers(trailers)
-        self._context.cells[UNDERSCORE_FIELDS_DROPPED] += underscore_fields
-        return encode_last_chunk(kept)
-
-    def _continue(self, connection: UpstreamConnection | None) -> None:
+    def _continue(self) -> None:
         # The client sends its body now, because it was told to or because it has waited enough.
         self._awaits_continue = False
-        if connection is not None:
-            connection.stream.read_deadline = inf
-
-    def _write_upstream(self, data: bytes) -> None:
-        connection = self._connection
-        if connection is None or self._upstream_broken:
-            return
-        if self._head_unsent is not None:
-            data = self._head_unsent + data
-            self._head_unsent = None
-        connection.stream.write(data)
+        if self._connection is not None:
+            self._connection.expect(inf)
 
     def reject_request(self, status: int, reason: str, detail: str = "") -> None:
         """The request turned out to be bad, too big or too slow while its body came in."""
@@ -267,146 +259,77 @@ class Exchange:
         self._context.cells[TIMEOUTS_BODY] += 1
         self.reject_request(408, "body-timeout")
 
-    # -- the response's way --------------------------------------------------------------------------------------------
-
-    def on_upstream_data(self, data: bytes) -> None:
-        """Bytes of the response."""
+    def on_upstream_write_failed(self) -> None:
+        """See ``UpstreamUser``: what the client still sends has nowhere to go, and it is the upstream's turn."""
         connection = self._connection
         assert connection is not None
-        self._received = True
-        decoder = connection.decoder
-        whole = decoder.take_whole(data)
-        if whole is None:
-            decoder.feed(data)
-            self._relay_response(connection)
-            return
-        head, body = whole
-        out = self._response_head(head)
-        if body:
-            self._body_bytes = len(body)
-            out += body
-        self._client.stream.write(out)
+        if not self.request_done:
+            self.pump_body()
+        connection.expect(monotonic() + self._prepared.response_timeout_secs)
+
+    def on_upstream_drained(self) -> None:
+        """See ``UpstreamUser``."""
+        if not self.request_done:
+            self.pump_body()
+
+    # -- the response's way ------------------------------------------------------------------------------------------
+
+    def on_response_whole(self, head: ResponseHead, body: bytes) -> None:
+        """See ``UpstreamUser``."""
+        response = self._begin_response(head)
+        self._body_bytes = len(body)
+        self.send_whole(head, response, body)
         self._finish()
 
-    def _relay_response(self, connection: UpstreamConnection) -> None:
-        next_event = connection.decoder.next_event
-        out: list[bytes] = []
-        finished = False
-        try:
-            while True:
-                event = next_event()
-                kind = type(event)
-                if kind is bytes:
-                    self._body_bytes += len(event)  # type: ignore[arg-type]
-                    out.append(encode_chunk(event) if self._chunked_out else event)  # type: ignore[arg-type]
-                elif kind is ResponseHead:
-                    if event.status == 101:  # type: ignore[union-attr]
-                        self._switch_protocols(connection, event)  # type: ignore[arg-type]
-                        return
-                    out.append(self._response_head(event))  # type: ignore[arg-type]
-                    if event.status == 100 and self._awaits_continue:  # type: ignore[union-attr]
-                        self._continue(connection)
-                        self._client.pump_body()
-                    if event.framing == NO_BODY and not event.interim:  # type: ignore[union-attr]
-                        finished = True
-                        break
-                elif kind is EndOfMessage:
-                    if self._chunked_out:
-                        trailers = event.trailers  # type: ignore[union-attr]
-                        out.append(encode_last_chunk(self._kept_trailers(trailers)) if trailers else LAST_CHUNK)
-                    finished = True
-                    break
-                elif event is CLOSED:
-                    self._no_response("closed without a response")
-                    return
-                else:
-                    break
-        except Incomplete:
-            self._upstream_cut_short(out)
-            return
-        except ProtocolError as error:
-            self._invalid_response(error.reason)
-            return
-        client = self._client.stream
-        if out:
-            client.write(b"".join(out) if len(out) > 1 else out[0])
-        if finished:
-            self._finish()
-            return
-        if client.buffered > HIGH_WATER_BYTES:
-            connection.stream.pause_reading()
-            connection.stream.read_deadline = inf
-            return
-        if self.request_done:
-            connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
-        connection.stream.keep_watching()
-
-    def _response_head(self, head: ResponseHead) -> bytes:
-        request, route = self._head, self._prepared.route
-        response = prepare_response(self._context, head, route)
+    def on_response_head(self, head: ResponseHead) -> None:
+        """See ``UpstreamUser``."""
         if head.interim:
-            # RFC 9110 section 15.2: not for a client of HTTP/1.0.
-            return response.whole if request.version == 11 else b""
-        self._status = head.status
-        self._response = response
-        self._upstream_secs = monotonic() - self._sent_at
-        self._upstream_keeps_alive = head.keep_alive
+            self.send_interim(head, prepare_response(self._context, head, self._prepared.route))
+            if head.status == 100 and self._awaits_continue:
+                self._continue()
+                self.pump_body()
+        elif head.status == 101:
+            self._switch_protocols(head)
+        else:
+            self.send_head(head, self._begin_response(head))
+
+    def on_response_body(self, data: bytes) -> None:
+        """See ``UpstreamUser``."""
+        self._body_bytes += len(data)
+        self.send_body(data)
+
+    def on_response_end(self, trailers: Trailers) -> None:
+        """See ``UpstreamUser``."""
+        if trailers:
+            assert self._response is not None
+            trailers = self._response.trailers(trailers)
+        self.send_end(trailers)
+        self._finish()
+
+    def on_response_paused(self) -> None:
+        """See ``UpstreamUser``."""
+        connection = self._connection
+        assert connection is not None
+        if self._status:
+            self.flush()
+            if self.client_is_full:
+                connection.pause()
+                return
+        if self.request_done:
+            connection.expect(monotonic() + self._prepared.response_timeout_secs)
+        connection.keep_watching()
+
+    def _begin_response(self, head: ResponseHead) -> PreparedResponse:
         connection = self._connection
         assert connection is not None
         connection.backend.succeeded()
-        if not self.request_done or self._context.draining:
-            # An early answer: the rest of the request is of no use to anybody (RFC 9112 section 9.6).
-            self._close = True
-        framing = b""
-        if head.framing == CHUNKED or head.framing == UNTIL_CLOSE:
-            if request.version == 11:
-                self._chunked_out = True
-                framing = TRANSFER_CHUNKED
-            else:
-                self._close = True
-        if self._close:
-            return b"".join((response.start, framing, CONNECTION_CLOSE, b"\r\n"))
-        if request.version == 10:
-            return b"".join((response.start, framing, CONNECTION_KEEP_ALIVE, b"\r\n"))
-        return b"".join((response.start, framing, b"\r\n")) if framing else response.whole
+        self._status = head.status
+        self._upstream_secs = monotonic() - self._sent_at
+        self._response = response = prepare_response(self._context, head, self._prepared.route)
+        return response
 
-    def _kept_trailers(self, trailers: Trailers) -> Trailers:
-        assert self._response is not None
-        return self._response.trailers(trailers)
-
-    def on_upstream_eof(self) -> None:
-        """The upstream ended its side."""
-        connection = self._connection
-        assert connection is not None
-        self._finished_reading = True
-        connection.decoder.feed_eof()
-        self._relay_response(connection)
-
-    def on_upstream_lost(self, error: OSError) -> None:
-        """The connection to the upstream broke: whatever has no end yet has none."""
-        self._finished_reading = True
-        if self._status == 0:
-            self._no_response(str(error))
-        else:
-            self._upstream_cut_short([])
-
-    def on_upstream_write_failed(self, error: OSError) -> None:
-        """The upstream takes no more of the request; it may have answered before it closed."""
-        self._upstream_broken = True
-        connection = self._connection
-        assert connection is not None
-        self._client.stream.pause_reading()
-        connection.stream.resume_reading()
-        connection.stream.keep_watching()
-        connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
-
-    def on_upstream_drained(self) -> None:
-        """The upstream took what was buffered: more of the request body can come."""
-        if not self.request_done:
-            self._client.pump_body()
-
-    def on_upstream_read_deadline(self) -> None:
-        """Nothing came from the upstream for too long."""
+    def on_upstream_timed_out(self) -> None:
+        """See ``UpstreamUser``."""
         self._context.cells[TIMEOUTS_UPSTREAM] += 1
         self._upstream_failed("timeout", "an upstream did not answer in time")
         if self._status == 0:
@@ -414,17 +337,16 @@ class Exchange:
         else:
             self._cut("upstream-timeout")
 
-    def on_upstream_write_deadline(self) -> None:
-        """The upstream did not read the request for too long."""
-        self.on_upstream_read_deadline()
-
-    def _no_response(self, error: str) -> None:
-        """The connection ended before a response; nothing of it may have been seen by the upstream."""
+    def on_no_response(self, error: str) -> None:
+        """See ``UpstreamUser``; nothing of the request may have been seen by the upstream."""
         connection = self._connection
         assert connection is not None
+        if self._status:
+            self.on_response_cut_short()
+            return
         if (
             connection.uses > 1
-            and not self._received
+            and not connection.received
             and self._retries < MAX_RETRIES
             and self._head.method in IDEMPOTENT_METHODS
             and not self._head.has_body
@@ -432,28 +354,28 @@ class Exchange:
             self._retries += 1
             self._context.cells[UPSTREAM_RETRIES] += 1
             self._connection = None
-            self._finished_reading = False
-            connection.release(reusable=False)
+            connection.release(request_done=False)
             self.start()
             return
         self._upstream_failed("no-response", "an upstream closed the connection without a response", error=error)
         self._fail(502, "upstream-no-response")
 
-    def _invalid_response(self, reason: str) -> None:
+    def on_response_invalid(self, reason: str) -> None:
+        """See ``UpstreamUser``."""
         self._upstream_failed("invalid-response", "an upstream's response is invalid", error=reason)
         if self._status == 0:
             self._fail(502, "upstream-invalid-response", reason)
         else:
             self._cut("upstream-invalid-response", reason)
 
-    def _upstream_cut_short(self, out: list[bytes]) -> None:
+    def on_response_cut_short(self) -> None:
+        """See ``UpstreamUser``."""
         self._upstream_failed("cut-short", "an upstream ended a response before its end")
         if self._status == 0:
             self._fail(502, "upstream-cut-short")
-            return
-        if out:
-            self._client.stream.write(b"".join(out))
-        self._cut("upstream-cut-short")
+        else:
+            self.flush()
+            self._cut("upstream-cut-short")
 
     def _upstream_failed(self, reason: str, message: str, error: str = "") -> None:
         connection = self._connection
@@ -469,15 +391,24 @@ class Exchange:
             error=error,
         )
 
-    # -- told by the session -------------------------------------------------------------------------------------------
+    def _switch_protocols(self, head: ResponseHead) -> None:
+        asked, connection = self._prepared.upgrade, self._connection
+        assert connection is not None
+        if asked is None or asked not in head.upgrade or not self.request_done:
+            self.on_response_invalid("unrequested-101")
+            return
+        response = self._begin_response(head)
+        connection.expect(inf)
+        self._tunnel = self.open_tunnel(connection, response)
+        self._tunnel.start()
+
+    # -- told by the session -----------------------------------------------------------------------------------------
 
     def on_client_drained(self) -> None:
         """The client took what was buffered: more of the response can come."""
         connection = self._connection
-        if connection is not None and not self._finished_reading:
-            connection.stream.resume_reading()
-            if self.request_done:
-                connection.stream.expect(monotonic() + self._prepared.response_timeout_secs)
+        if connection is not None and connection.resume() and self.request_done:
+            connection.expect(monotonic() + self._prepared.response_timeout_secs)
 
     def client_gone(self) -> None:
         """The client has closed, reset, or stopped reading: there is nobody to answer."""
@@ -486,7 +417,7 @@ class Exchange:
             if self._tunnel.expired and not self._ended:
                 self._note("tunnel-timeout")
             self._tunnel.end()
-        self._end(self._status or CLIENT_GONE)
+        self._end(self._status or CLIENT_GONE, clean=False)
 
     def end_tunnel(self) -> None:
         """Close both sides of an open tunnel in order, after what is buffered. Without one nothing happens."""
@@ -498,79 +429,30 @@ class Exchange:
         self._context.cells[TIMEOUTS_WRITE] += 1
         self._cut("write-timeout")
 
-    # -- upgrade -------------------------------------------------------------------------------------------------------
-
-    def _switch_protocols(self, connection: UpstreamConnection, head: ResponseHead) -> None:
-        asked = self._prepared.upgrade
-        if asked is None or asked not in head.upgrade or not self.request_done:
-            self._invalid_response("unrequested-101")
-            return
-        client = self._client
-        self._status = 101
-        self._upstream_secs = monotonic() - self._sent_at
-        connection.backend.succeeded()
-        start = prepare_response(self._context, head, self._prepared.route).start
-        client.stream.write(b"%bConnection: Upgrade\r\nUpgrade: %b\r\n\r\n" % (start, asked))
-        connection.stream.read_deadline = inf
-        self._tunnel = Tunnel(
-            client.stream,
-            connection.stream,
-            idle_secs=self._prepared.route.tunnel_idle_timeout_secs,
-            from_client=client.decoder.take_rest(),
-            from_upstream=connection.decoder.take_rest(),
-            cells=self._context.cells,
-            on_end=self.client_gone,
-        )
-        self._tunnel.start()
-
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        connection, client = self._connection, self._client
-        assert connection is not None
-        stream = connection.stream
-        reusable = (
-            self.request_done
-            and connection.decoder.at_rest
-            and self._upstream_keeps_alive
-            and not self._upstream_broken
-            and not self._finished_reading
-            and stream.buffered == 0
-        )
-        self._end(self._status, reusable)
-        client.exchange_ended(self._close or not self.request_done)
+        self._end(self._status)
+        self._client.exchange_ended(self)
 
     def _fail(self, status: int, reason: str, detail: str = "") -> None:
         self._note(reason, status, detail)
-        # What is left of the request body would have to be read to keep the connection; it is closed instead.
-        close = self._close or not self.request_done or self._context.draining
-        data, self._body_bytes = own_response(
-            self._context,
-            status,
-            method=self._head.method,
-            request_id=self._request_id,
-            close=close,
-            version=self._head.version,
-            retry_after_secs=RETRY_AFTER_SECS if status == 503 else None,
-        )
-        client = self._client
-        client.stream.write(data)
-        self._end(status)
-        client.exchange_ended(close)
+        self._body_bytes = self.send_own(status)
+        self._end(status, clean=False)
+        self._client.exchange_ended(self)
 
     def _cut(self, reason: str, detail: str = "") -> None:
         self._note(reason, 0, detail)
-        client = self._client
-        self._end(self._status)
-        client.stream.abort()
-        client.exchange_ended(True)
+        self._end(self._status, clean=False)
+        self.break_off()
+        self._client.exchange_ended(self)
 
     def _note(self, reason: str, status: int = 0, detail: str = "") -> None:
         """For who asks why: the client was told ``status``, or cut off (0)."""
         self._context.refusals.note(self._forwarded.client(self._head), reason, status=status, detail=detail)
 
-    def _end(self, status: int, reusable: bool = False) -> None:
-        """The one way out: exactly once."""
+    def _end(self, status: int, clean: bool = True) -> None:
+        """The one way out: exactly once. ``clean``: the upstream connection may be used again if it is at rest."""
         if self._ended:
             return
         self._ended = True
@@ -579,7 +461,7 @@ class Exchange:
             self._pending.cancel()
             self._pending = None
         if self._connection is not None:
-            self._connection.release(reusable)
+            self._connection.release(clean and self.request_done)
             self._connection = None
         context.requests_active -= 1
         cells = context.cells

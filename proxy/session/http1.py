@@ -13,6 +13,7 @@ from proxy.protocol.http1 import ProtocolError, RequestHead
 from proxy.relay.context import RelayContext
 from proxy.relay.exchange import Exchange
 from proxy.relay.forward import REFUSED_METHODS, ForwardedBy, Prepared, RedirectTo, prepare
+from proxy.relay.http1 import Http1Exchange
 from proxy.session.client import ClientSession, Phase
 from proxy.stream.stream import TlsStream
 
@@ -44,7 +45,7 @@ class Http1Session(ClientSession):
         names_of: Callable[[ssl.SSLSocket], Names],
     ) -> None:
         super().__init__(context)
-        self._exchange: Exchange | None = None
+        self._exchange: Http1Exchange | None = None
         self._peer = peer.encode("ascii", "replace")
         self._port = port
         self._forwarded: ForwardedBy | None = None
@@ -133,7 +134,8 @@ class Http1Session(ClientSession):
             context.cells[MISDIRECTED] += 1
             self.respond(head, 421, cause="misdirected")
         elif type(prepared) is Prepared:
-            exchange = self._exchange = Exchange(context, self, head, prepared)
+            self._stream.write_timeout_secs = prepared.route.write_timeout_secs
+            exchange = self._exchange = Http1Exchange(context, self, head, prepared)
             exchange.start()
         elif type(prepared) is RedirectTo:
             self.respond(head, prepared.status, location=prepared.location)
@@ -164,7 +166,7 @@ class Http1Session(ClientSession):
             self.pump_body()
 
     def pump_body(self) -> None:
-        """See ``ClientSide``."""
+        """See ``Exchange``."""
         exchange, decoder, stream = self._exchange, self._decoder, self._stream
         if exchange is None or decoder is None:
             return
@@ -219,10 +221,11 @@ class Http1Session(ClientSession):
         else:
             super().on_drained()
 
-    def exchange_ended(self, close: bool) -> None:
+    def exchange_ended(self, exchange: Exchange) -> None:
         """See ``ClientSide``."""
-        exchange, self._exchange = self._exchange, None
-        self.answered(close, clean=exchange is not None and exchange.request_done)
+        assert isinstance(exchange, Http1Exchange)
+        self._exchange = None
+        self.answered(exchange.closes or not exchange.request_done, clean=exchange.request_done)
 
     def end_tunnel(self) -> None:
         """See ``ClientSession``."""

@@ -1,4 +1,8 @@
-"""One connection to a backend: carries one exchange at a time, or waits in its backend's pool."""
+"""One connection to a backend: carries one exchange at a time in HTTP/1.1, or waits in its backend's pool.
+
+This is the seam towards the upstream's protocol: an exchange gives it a request (``begin``, ``write_body``,
+``end_body``) and is told the response by events (``UpstreamUser``). What is on the wire is known here only.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,20 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
-from proxy.protocol.http1 import ResponseDecoder
-from proxy.stream.stream import Stream
+from proxy.protocol.http1 import (
+    CLOSED,
+    LAST_CHUNK,
+    NO_BODY,
+    EndOfMessage,
+    Incomplete,
+    ProtocolError,
+    ResponseDecoder,
+    ResponseHead,
+    Trailers,
+    encode_chunk,
+    encode_last_chunk,
+)
+from proxy.stream.stream import HIGH_WATER_BYTES, Stream
 
 if TYPE_CHECKING:
     from proxy.upstream.backend import Backend
@@ -16,15 +32,40 @@ if TYPE_CHECKING:
 
 
 class UpstreamUser(Protocol):
-    """The exchange that has the connection now."""
+    """The exchange that has the connection now. It may release the connection inside any of these."""
 
-    def on_upstream_data(self, data: bytes) -> None: ...
-    def on_upstream_eof(self) -> None: ...
-    def on_upstream_lost(self, error: OSError) -> None: ...
-    def on_upstream_write_failed(self, error: OSError) -> None: ...
-    def on_upstream_drained(self) -> None: ...
-    def on_upstream_read_deadline(self) -> None: ...
-    def on_upstream_write_deadline(self) -> None: ...
+    def on_response_whole(self, head: ResponseHead, body: bytes) -> None:
+        """A final head, the whole body (maybe empty) and the end, all at once."""
+
+    def on_response_head(self, head: ResponseHead) -> None:
+        """A head: interim ones come first, then the final one. After 101 the connection is a tunnel."""
+
+    def on_response_body(self, data: bytes) -> None:
+        """A piece of the body; never empty."""
+
+    def on_response_end(self, trailers: Trailers) -> None:
+        """The response is complete."""
+
+    def on_response_paused(self) -> None:
+        """All that has come so far has been told; what was made of it can go on its way."""
+
+    def on_response_cut_short(self) -> None:
+        """The response has begun and will have no end."""
+
+    def on_response_invalid(self, reason: str) -> None:
+        """What came is no response; ``reason`` is out of ``RESPONSE_REASONS``."""
+
+    def on_no_response(self, error: str) -> None:
+        """The connection ended before the first byte of a response, or broke before its head was complete."""
+
+    def on_upstream_write_failed(self) -> None:
+        """The backend takes no more of the request; it may have answered before."""
+
+    def on_upstream_drained(self) -> None:
+        """The backend took what was buffered: more of the request body can come."""
+
+    def on_upstream_timed_out(self) -> None:
+        """Nothing came, or the request was not read, for too long."""
 
 
 class UpstreamConnection:
@@ -33,7 +74,21 @@ class UpstreamConnection:
     A connection without a user is idle: anything that comes in then (an unsolicited response, the end) closes it.
     """
 
-    __slots__ = ("_peek", "_pool", "backend", "decoder", "stream", "user", "uses")
+    __slots__ = (
+        "_broken",
+        "_chunked",
+        "_ended",
+        "_head_unsent",
+        "_keeps_alive",
+        "_peek",
+        "_pool",
+        "backend",
+        "decoder",
+        "received",
+        "stream",
+        "user",
+        "uses",
+    )
 
     def __init__(self, pool: UpstreamPool, backend: Backend, stream: Stream, decoder: ResponseDecoder) -> None:
         self._pool = pool
@@ -42,15 +97,132 @@ class UpstreamConnection:
         self.decoder = decoder
         self.user: UpstreamUser | None = None
         self.uses = 0
+        self.received = False
+        self._keeps_alive = False  # as the last final head says
+        self._broken = False  # takes no more of the request
+        self._ended = False  # nothing more will come
+        self._chunked = False
+        self._head_unsent: bytes | None = None
         self._peek: Callable[[int], list[tuple[int, int]]] | None = None
         stream.handler = self
         stream.on_release = pool.closed
 
-    def release(self, reusable: bool) -> None:
-        """The exchange is done with it: ``reusable`` only if request and response both ended cleanly."""
+    # -- the request ---------------------------------------------------------------------------------------------------
+
+    def begin(self, method: bytes, head: bytes, deadline: float) -> None:
+        """Send a request that has no body and expect its response until ``deadline`` (monotonic seconds)."""
+        self.decoder.start(method)
+        self.received = False
+        self.stream.write(head)
+        self.stream.expect(deadline)
+
+    def begin_with_body(self, method: bytes, head: bytes, chunked: bool) -> None:
+        """Begin a request whose body follows. The head goes with its first piece, or by ``flush_head``."""
+        self.decoder.start(method)
+        self.received = False
+        self._chunked = chunked
+        self._head_unsent = head
+
+    def flush_head(self) -> None:
+        """Send the head alone, unless it has gone."""
+        if self._head_unsent is not None:
+            self._write(b"")
+
+    def write_body(self, data: bytes) -> None:
+        """Send a piece of the body; never empty. It is dropped where the backend takes no more."""
+        self._write(encode_chunk(data) if self._chunked else data)
+
+    def end_body(self, trailers: Trailers) -> None:
+        """The request is complete."""
+        if self._chunked:
+            self._write(encode_last_chunk(trailers) if trailers else LAST_CHUNK)
+
+    def _write(self, data: bytes) -> None:
+        if self._head_unsent is not None:
+            data = self._head_unsent + data
+            self._head_unsent = None
+        if not self._broken:
+            self.stream.write(data)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether no more of the request body can be taken now."""
+        return self._broken or self.stream.buffered > HIGH_WATER_BYTES
+
+    # -- the response --------------------------------------------------------------------------------------------------
+
+    def expect(self, when: float) -> None:
+        """Until when (monotonic seconds, infinity: no matter) more must have come."""
+        self.stream.expect(when)
+
+    @property
+    def reading(self) -> bool:
+        """Whether the response is being read, see ``pause`` and ``resume``."""
+        return self.stream.reading
+
+    def pause(self) -> None:
+        """Read no more of the response for now, and wait without end."""
+        self.stream.pause_reading()
+        self.stream.read_deadline = inf
+
+    def resume(self) -> bool:
+        """Read on; False when nothing more will come."""
+        if self._ended:
+            return False
+        self.stream.resume_reading()
+        return True
+
+    def keep_watching(self) -> None:
+        """See ``Stream.keep_watching``."""
+        self.stream.keep_watching()
+
+    def _decode(self, user: UpstreamUser) -> None:
+        next_event = self.decoder.next_event
+        try:
+            while self.user is user:
+                event = next_event()
+                kind = type(event)
+                if kind is bytes:
+                    user.on_response_body(event)  # type: ignore[arg-type]
+                elif kind is ResponseHead:
+                    self._keeps_alive = event.keep_alive  # type: ignore[union-attr]
+                    user.on_response_head(event)  # type: ignore[arg-type]
+                    if event.status == 101:  # type: ignore[union-attr]
+                        return
+                    if event.framing == NO_BODY and not event.interim and self.user is user:  # type: ignore[union-attr]
+                        user.on_response_end(())
+                        return
+                elif kind is EndOfMessage:
+                    user.on_response_end(event.trailers)  # type: ignore[union-attr]
+                    return
+                elif event is CLOSED:
+                    user.on_no_response("closed without a response")
+                    return
+                else:
+                    user.on_response_paused()
+                    return
+        except Incomplete:
+            user.on_response_cut_short()
+        except ProtocolError as error:
+            user.on_response_invalid(error.reason)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def release(self, request_done: bool) -> None:
+        """The exchange is done with it. It is used again where request and response have both ended cleanly."""
         self.user = None
+        self._head_unsent = None
         self.backend.active -= 1
-        if reusable and not self.stream.closed:
+        stream = self.stream
+        if (
+            request_done
+            and self.decoder.at_rest
+            and self._keeps_alive
+            and not self._broken
+            and not self._ended
+            and not stream.buffered
+            and not stream.closed
+        ):
             self._pool.check_in(self)
         else:
             self._discard()
@@ -73,26 +245,41 @@ class UpstreamConnection:
 
     def on_data(self, data: bytes) -> None:
         user = self.user
-        if user is not None:
-            user.on_upstream_data(data)
-        else:
+        if user is None:
             self._end_idle()
+            return
+        self.received = True
+        decoder = self.decoder
+        whole = decoder.take_whole(data)
+        if whole is None:
+            decoder.feed(data)
+            self._decode(user)
+        else:
+            head, body = whole
+            self._keeps_alive = head.keep_alive
+            user.on_response_whole(head, body)
 
     def on_eof(self) -> None:
+        self._ended = True
         if self.user is not None:
-            self.user.on_upstream_eof()
+            self.decoder.feed_eof()
+            self._decode(self.user)
         else:
             self._end_idle()
 
     def on_lost(self, error: OSError) -> None:
+        self._ended = True
         if self.user is not None:
-            self.user.on_upstream_lost(error)
+            self.user.on_no_response(str(error))
         else:
             self._end_idle()
 
     def on_write_failed(self, error: OSError) -> None:
+        self._broken = True
         if self.user is not None:
-            self.user.on_upstream_write_failed(error)
+            self.stream.resume_reading()
+            self.stream.keep_watching()
+            self.user.on_upstream_write_failed()
         else:
             self._end_idle()
 
@@ -102,13 +289,13 @@ class UpstreamConnection:
 
     def on_read_deadline(self) -> None:
         if self.user is not None:
-            self.user.on_upstream_read_deadline()
+            self.user.on_upstream_timed_out()
         else:
             self._end_idle()
 
     def on_write_deadline(self) -> None:
         if self.user is not None:
-            self.user.on_upstream_write_deadline()
+            self.user.on_upstream_timed_out()
 
     # -- the pool's --------------------------------------------------------------------------------------------------
 
