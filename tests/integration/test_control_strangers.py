@@ -54,16 +54,16 @@ def test_another_user_is_turned_away(appliance: StartAppliance) -> None:
     assert one.status()["ready"]
 
 
-HIDE_PROCESSES = 'mount -t proc -o hidepid=invisible proc /proc && exec setpriv --reuid 65534 --clear-groups "$@"'
+HIDE_PROCESSES = 'mount -t proc -o hidepid=invisible proc /proc && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"'
 """What ProtectProc=invisible does in a unit with User=."""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_root_is_answered_where_its_processes_are_hidden_from_the_service() -> None:
     with tempfile.TemporaryDirectory(prefix="rp-service-") as name:
-        os.chown(name, STRANGER, -1)
+        os.chown(name, STRANGER, STRANGER)
         one = Appliance(Path(name), through=["unshare", "--mount", "sh", "-c", HIDE_PROCESSES, "sh"])
-        os.chown(Path(one.admin_socket).parent, STRANGER, -1)
+        os.chown(Path(one.admin_socket).parent, STRANGER, STRANGER)
         try:
             one.start()
             told = cli("status", "--socket", one.admin_socket)
