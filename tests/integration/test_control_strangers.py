@@ -54,7 +54,9 @@ def test_another_user_is_turned_away(appliance: StartAppliance) -> None:
     assert one.status()["ready"]
 
 
-HIDE_PROCESSES = 'mount -t proc -o hidepid=invisible proc /proc && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"'
+HIDE_PROCESSES = (
+    'mount -t proc -o hidepid=invisible proc /proc && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"'
+)
 """What ProtectProc=invisible does in a unit with User=."""
 
 
