@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness import Wire, wait_until
+from tests.conftest import StartAppliance
+from tests.harness import RawUpstream, Wire, wait_until
 from tests.harness.stage import Stage, open_stage
 
 HOST = b"Host: www.example.org\r\n"
@@ -217,3 +220,27 @@ def test_an_upstream_that_does_not_read_is_a_gateway_timeout(stage: Stage) -> No
         ended.set()
         client.sock.close()
         thread.join()
+
+
+def test_an_upstream_that_takes_no_more_and_stays_silent_is_a_gateway_timeout(
+    appliance: StartAppliance, upstream: Callable[..., RawUpstream], tmp_path: Path
+) -> None:
+    """It is the upstream that owes something then: the client, which is not read any more, is not blamed with 408."""
+    asked, over = threading.Event(), threading.Event()
+
+    def play(wire: Wire) -> None:
+        wire.read_head()
+        wire.sock.shutdown(socket.SHUT_RD)  # of a Unix socket: the proxy's next write fails, its reads wait
+        asked.set()
+        over.wait(30)
+
+    back = upstream(play, unix_path=str(tmp_path / "u"))
+    front = appliance({"request_body_timeout_secs": 1, "upstream_response_timeout_secs": 3}, upstream=back.url)
+    try:
+        with front.connect() as client:
+            client.send(POST + b"0123")
+            assert asked.wait(10)
+            client.send(b"4567")
+            assert client.read_response("POST").status == 504
+    finally:
+        over.set()
