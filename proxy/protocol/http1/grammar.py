@@ -32,6 +32,7 @@ _FIELD_LINES: Final = rb"(?:[%b]++:[%b]*+\r\n)*\r\n" % (_TCHAR, _VALUE)
 _TARGET: Final = rb"\x21\x22\x24-\x7e"
 
 TOKEN: Final = re.compile(rb"[%b]++" % _TCHAR)
+TARGET: Final = re.compile(rb"[%b]++" % _TARGET)
 PROTOCOL: Final = re.compile(rb"[%b]++(?:/[%b]++)?" % (_TCHAR, _TCHAR))  # RFC 9110 section 7.8
 CONTENT_LENGTH: Final = re.compile(rb"[0-9]{1,18}+")  # RFC 9110 section 8.6; 18 digits always fit 64 bits
 # RFC 9112 section 7: a coding's name, without parameters, since no coding that takes some is known here.

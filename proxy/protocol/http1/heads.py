@@ -37,7 +37,7 @@ class RequestHead:
     path: bytes
     """The origin form, path and query; ``*`` for ``OPTIONS *``; empty for CONNECT."""
     version: int
-    """10 or 11."""
+    """10 or 11; 20 where `proxy.protocol.http2` makes it, which see for what else differs."""
     host: bytes
     """Lower case, without port, brackets or trailing dot; empty only in HTTP/1.0 without a Host field."""
     authority: bytes
@@ -57,6 +57,8 @@ class RequestHead:
     """Lower-case names of the fields not to forward (RFC 9110 section 7.6.1)."""
     request_line: bytes
     """Without its CRLF."""
+    protocol: bytes = b""
+    """The ``:protocol`` of an extended CONNECT (RFC 8441), which only HTTP/2 has."""
     memo: object | None = field(default=None, compare=False)
     """A free slot for a value that the user derives from the head alone."""
 
@@ -77,7 +79,7 @@ class ResponseHead:
     reason: bytes
     """The reason phrase, often empty."""
     version: int
-    """10 or 11."""
+    """10, 11 or 20."""
     fields: Fields
     content_length: int | None
     """As announced, also where no body follows (HEAD, 304)."""
