@@ -2,10 +2,11 @@
 # make test   everything that CI checks
 # make lint   style, types, import layers, generated references
 # make bench  this proxy beside nginx, HAProxy and Caddy (minutes; not part of make test)
+# make bench-overload  the drill played against the others too (as root)
 # make lock   the locks anew from pyproject.toml (with Python 3.11, the oldest that is supported)
 # make clean  what the others made
 .DEFAULT_GOAL := run
-.PHONY: run test lint bench lock clean setup-runtime setup-dev setup-test
+.PHONY: run test lint bench bench-overload lock clean setup-runtime setup-dev setup-test
 
 BIN := .venv/bin
 
@@ -28,6 +29,9 @@ test: setup-test lint
 
 bench: setup-dev
 	$(BIN)/python -m tests.bench
+
+bench-overload: setup-dev
+	$(BIN)/python -m tests.bench.overload
 
 COMPILE := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --allow-unsafe --generate-hashes --strip-extras \
 	--no-emit-index-url --no-emit-find-links --no-emit-options $(LOCK_ARGS)

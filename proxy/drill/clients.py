@@ -59,6 +59,7 @@ class Attackers:
     port: int
     count: int
     addresses: tuple[str, ...]
+    return_secs: float = RETURN_SECS
     open: dict[int, asyncio.Transport] = field(default_factory=dict)
     most: int = 0
     seen: set[int] = field(default_factory=set)
@@ -78,7 +79,7 @@ class Attackers:
         self.open.pop(number, None)
         if not self._stopping:
             self.closed_by_proxy += 1
-            self._due.append((monotonic() + RETURN_SECS, number))
+            self._due.append((monotonic() + self.return_secs, number))
 
     async def run(self) -> None:
         """Keep all of them connected, until cancelled; then close them all."""
@@ -106,7 +107,7 @@ class Attackers:
                 )
         except (OSError, TimeoutError):
             # The kernel's queue is full: it tries again like any client.
-            self._due.append((monotonic() + RETURN_SECS, number))
+            self._due.append((monotonic() + self.return_secs, number))
 
 
 @dataclass

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import monotonic
@@ -58,34 +58,78 @@ class Figures:
     leaked_descriptors: int
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a round does to the proxy that it is played against, at its moments."""
+
+    at_rest: Callable[[], Awaitable[None]]
+    take: Callable[[], Awaitable[None]]
+    give_back: Callable[[], Awaitable[None]]
+
+
+async def timeline(*, secs: float, good: GoodClients, attackers: Attackers, hooks: Hooks) -> float:
+    """Play for ``secs``. Returns the moment (monotonic) at which the descriptors were given back."""
+    began = monotonic()
+
+    async def until(part: float) -> None:
+        await asyncio.sleep(max(0.0, began + part * secs - monotonic()))
+
+    async with _running(good.run()):
+        await until(ATTACKERS_AT)
+        await hooks.at_rest()
+        async with _running(attackers.run()):
+            await until(TAKEN_AT)
+            try:
+                await hooks.take()
+                await until(GIVEN_BACK_AT)
+            finally:
+                await hooks.give_back()
+            given_back_at = monotonic()
+            await until(1.0)
+    await good.finish()
+    return given_back_at
+
+
+class _Round:
+    """The hooks of a round against a copy, and what they note."""
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+        self._before: dict[int, tuple[int, int]] = {}
+        self._taken_at = 0.0
+        self._cpu_taken = 0.0
+        self.rest = (0, 0)
+        self.cpu_percent_while_taken = 0.0
+
+    async def at_rest(self) -> None:
+        self.rest = await _held(self._copy)
+
+    async def take(self) -> None:
+        self._taken_at, self._cpu_taken = monotonic(), cpu_secs(self._copy.pid)
+        workers = (await _status(self._copy))["workers"]
+        lowest = min(worker["descriptors_open"] for worker in workers) - TAKEN_BELOW
+        self._before = self._copy.lower_descriptors(max(1, lowest))
+
+    async def give_back(self) -> None:
+        self._copy.restore_descriptors(self._before)
+        used_secs = cpu_secs(self._copy.pid) - self._cpu_taken
+        self.cpu_percent_while_taken = 100.0 * used_secs / max(0.001, monotonic() - self._taken_at)
+
+
 async def play(copy: Copy, *, name: str, secs: float, one_address: bool) -> Figures:
     """Play for ``secs``. Raises StartError when the copy no longer answers at its admin socket."""
     permits = copy.status()["permits"]
     attackers = Attackers(copy.ports.https, 2 * permits, (LOOPBACK,) if one_address else ATTACKER_ADDRESSES)
     good = GoodClients(copy.ports.https, (LOOPBACK,) if one_address else GOOD_ADDRESSES)
     health = HealthLook(copy.ports.health)
-    began, cpu_began, log_began = monotonic(), _cpu_secs(copy.pid), len(copy.event_log())
-
-    async def until(part: float) -> None:
-        await asyncio.sleep(max(0.0, began + part * secs - monotonic()))
-
-    async with _running(good.run()), _running(health.run()):
-        await until(ATTACKERS_AT)
-        rest = await _held(copy)
-        async with _running(attackers.run()):
-            await until(TAKEN_AT)
-            taken_at, cpu_taken = monotonic(), _cpu_secs(copy.pid)
-            limit = min(worker["descriptors_open"] for worker in (await _status(copy))["workers"]) - TAKEN_BELOW
-            before = copy.lower_descriptors(max(1, limit))
-            try:
-                await until(GIVEN_BACK_AT)
-            finally:
-                copy.restore_descriptors(before)
-            given_back_at, cpu_given_back = monotonic(), _cpu_secs(copy.pid)
-            await until(1.0)
-    await good.finish()
-    cpu_secs, lasted_secs = _cpu_secs(copy.pid) - cpu_began, monotonic() - began
-    leaked = await _settle(copy, rest)
+    noted = _Round(copy)
+    began, cpu_began, log_began = monotonic(), cpu_secs(copy.pid), len(copy.event_log())
+    async with _running(health.run()):
+        given_back_at = await timeline(
+            secs=secs, good=good, attackers=attackers, hooks=Hooks(noted.at_rest, noted.take, noted.give_back)
+        )
+    used_secs, lasted_secs = cpu_secs(copy.pid) - cpu_began, monotonic() - began
+    leaked = await _settle(copy, noted.rest)
     log = copy.event_log()[log_began:]
     return Figures(
         round=name,
@@ -94,14 +138,14 @@ async def play(copy: Copy, *, name: str, secs: float, one_address: bool) -> Figu
         attackers_arrived=len(attackers.seen),
         attackers_closed=attackers.closed_by_proxy,
         good=len(good.answers),
-        good_percent=100.0 * sum(one.good for one in good.answers) / max(1, len(good.answers)),
-        p50_secs=_percentile(good.answers, 0.50),
-        p99_secs=_percentile(good.answers, 0.99),
+        good_percent=good_percent(good.answers),
+        p50_secs=percentile(good.answers, 0.50),
+        p99_secs=percentile(good.answers, 0.99),
         event_lines=log.count(b"\n"),
         event_bytes=len(log),
-        cpu_percent=100.0 * cpu_secs / lasted_secs,
-        cpu_percent_while_taken=100.0 * (cpu_given_back - cpu_taken) / (given_back_at - taken_at),
-        recovery_secs=_recovery_secs(good.answers, given_back_at),
+        cpu_percent=100.0 * used_secs / lasted_secs,
+        cpu_percent_while_taken=noted.cpu_percent_while_taken,
+        recovery_secs=recovery_secs(good.answers, given_back_at),
         health_failed=health.failed,
         health_slowest_secs=health.slowest_secs,
         not_ready=tuple(sorted(filter(None, health.not_ready))),
@@ -145,19 +189,25 @@ async def _settle(copy: Copy, rest: tuple[int, int]) -> tuple[int, int]:
         await asyncio.sleep(0.2)
 
 
-def _percentile(answers: list[Answer], part: float) -> float:
+def good_percent(answers: Sequence[Answer]) -> float:
+    """How many of ``answers`` were good."""
+    return 100.0 * sum(one.good for one in answers) / max(1, len(answers))
+
+
+def percentile(answers: Sequence[Answer], part: float) -> float:
+    """The time in seconds that ``part`` (0 to 1) of ``answers`` needed at most."""
     if not answers:
         return 0.0
     ordered = sorted(one.secs for one in answers)
     return ordered[min(len(ordered) - 1, ceil(part * len(ordered)) - 1)]
 
 
-def _recovery_secs(answers: list[Answer], since: float) -> float:
-    """From ``since`` to the first good answer after it; infinite without one."""
+def recovery_secs(answers: Sequence[Answer], since: float) -> float:
+    """Seconds from ``since`` to the first good answer after it; infinite without one."""
     return min((one.ended - since for one in answers if one.good and one.ended >= since), default=float("inf"))
 
 
-def _cpu_secs(master: int) -> float:
+def cpu_secs(master: int) -> float:
     """User and system time so far of the process ``master`` and of its children that still run."""
     total, parents = 0, {}
     for name in os.listdir("/proc"):

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,6 +152,7 @@ class Stage:
         files.mkdir()
         for name, size in (("small", SMALL_BYTES), ("large", LARGE_BYTES)):
             (files / name).write_bytes(b"x" * size)
+        (files / "index.html").write_text("<html></html>\n")
         piece = os.urandom(1_000_000)
         with (files / "bulk").open("wb") as bulk:
             for _ in range(BULK_BYTES // len(piece)):
@@ -177,8 +178,18 @@ class Peer:
 
 
 @contextlib.contextmanager
-def running(name: str, stage: Stage) -> Iterator[Peer]:
+def running(
+    name: str,
+    stage: Stage,
+    *,
+    variant: str = "",
+    values: Mapping[str, object] | None = None,
+    through: Sequence[str] = (),
+) -> Iterator[Peer]:
     """Start one proxy in a folder of its own; end it and remove the folder when the block is left.
+
+    ``variant`` goes before the template's name, ``values`` are further ones of its own, ``through`` is a command that
+    starts it (``prlimit``).
 
     :raises NotRunnableError: when it does not listen in time
     """
@@ -186,10 +197,11 @@ def running(name: str, stage: Stage) -> Iterator[Peer]:
     directory = stage.directory / name
     directory.mkdir()
     try:
-        port, log, config = free_port(), directory / "access.log", directory / kind.template
+        template = f"{variant}{kind.template}"
+        port, log, config = free_port(), directory / "access.log", directory / template
         own = {"DIR": directory, "PORT": port, "LOG": log, "REDIRECT_PORT": free_port(), "HEALTH_PORT": free_port()}
-        fill(kind.template, config, {**stage.values, **own})
-        command = [word.replace("{config}", str(config)) for word in kind.command]
+        fill(template, config, {**stage.values, **own, **(values or {})})
+        command = [*through, *(word.replace("{config}", str(config)) for word in kind.command)]
         environment = {key: value.replace("{dir}", str(directory)) for key, value in kind.environment.items()}
         stdout = log if kind.log_is_stdout else None
         try:

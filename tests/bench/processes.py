@@ -111,6 +111,10 @@ class Job:
                 system += int(stat[_STIME]) + int(stat[_CSTIME])
         return CpuTime(user / _TICKS_PER_SEC, system / _TICKS_PER_SEC)
 
+    def pids(self) -> list[int]:
+        """The whole process tree."""
+        return _tree(self._process.pid)
+
     def memory(self) -> Memory:
         """Resident memory of the whole process tree."""
         sums = {"Rss:": 0, "Pss:": 0, "Pss_Anon:": 0}

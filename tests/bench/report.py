@@ -14,7 +14,12 @@ from pathlib import Path
 from tests.bench.peers import version_of
 from tests.bench.work import WORKS, Measured, Scale
 
-BEGIN, END = "<!-- bench:begin (written by make bench) -->", "<!-- bench:end -->"
+MARKS = {
+    "bench": ("<!-- bench:begin (written by make bench) -->", "<!-- bench:end -->"),
+    "overload": ("<!-- overload:begin (written by make bench-overload) -->", "<!-- overload:end -->"),
+}
+"""What stands before and after each text that is written into a document."""
+
 _SOME = "{:.1f}"
 
 
@@ -78,17 +83,18 @@ def conditions(command: str, results: Results, peers: Iterable[str], scale: Scal
     return "\n".join(f"- {line}" for line in lines)
 
 
-def write(path: Path, body: str) -> None:
+def write(path: Path, body: str, *, marks: str = "bench") -> None:
     """Put ``body`` between the markers of a document.
 
     :raises ValueError: when the document lacks them
     """
     text = path.read_text("utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
+    first, last = MARKS[marks]
+    head, begin, rest = text.partition(first)
+    _, end, tail = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"{path} has no lines {BEGIN!r} and {END!r}")
-    path.write_text(f"{head}{BEGIN}\n\n{body}\n\n{END}{tail}", "utf-8")
+        raise ValueError(f"{path} has no lines {first!r} and {last!r}")
+    path.write_text(f"{head}{first}\n\n{body}\n\n{last}{tail}", "utf-8")
 
 
 def _median(values: Iterable[float]) -> float:
