@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from proxy.config.address import Address, parse_address
 from proxy.config.effective import effective_listeners, effective_redirect_addresses
 from proxy.config.refusal import shown
-from proxy.config.schema import AUTO, Settings, Site
+from proxy.config.schema import AUTO, RouteOptions, Settings, Site
 
 Loc = tuple[str | int, ...]
 
@@ -44,10 +44,11 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
     yield from _shares(settings)
     if settings.group is not None and settings.user is None:
         yield Problem(("group",), shown(settings.group), "`user` beside it", "the group is that user's")
+    yield from _lists((), settings)
     yield from _addresses(settings)
     yield from _hosts(settings)
     for index, site in enumerate(settings.sites):
-        yield from _site(("sites", index), site)
+        yield from _site(("sites", index), site, settings.workers)
 
 
 def _shares(settings: Settings) -> Iterator[Problem]:
@@ -110,7 +111,31 @@ def _hosts(settings: Settings) -> Iterator[Problem]:
                 yield Problem(loc, shown(host), "each host once, in one site", other=other)
 
 
-def _site(loc: Loc, site: Site) -> Iterator[Problem]:
+def _lists(loc: Loc, lists: Settings | Site) -> Iterator[Problem]:
+    """``allow`` alone would allow what is allowed anyway; who writes it means that the others may not."""
+    if lists.allow and not lists.deny:
+        yield Problem(
+            (*loc, "allow"),
+            "networks",
+            "`deny` beside them",
+            'allow names exceptions from it; to let in nobody else, write deny = ["all"]',
+        )
+
+
+def _concurrency(loc: Loc, options: RouteOptions, workers: int | Literal["auto"]) -> Iterator[Problem]:
+    wanted = options.max_upstream_requests
+    if wanted is not None and workers != AUTO and wanted < workers:
+        yield Problem(
+            (*loc, "max_upstream_requests"),
+            str(wanted),
+            f"at least {workers}, the number of workers",
+            "each worker needs a share of at least 1",
+            other=("workers",),
+        )
+
+
+def _site(loc: Loc, site: Site, workers: int | Literal["auto"]) -> Iterator[Problem]:
+    yield from _lists(loc, site)
     if not (site.upstreams or site.routes or site.redirects):
         yield Problem(
             loc,
@@ -119,6 +144,7 @@ def _site(loc: Loc, site: Site) -> Iterator[Problem]:
             'such as upstreams = ["http://127.0.0.1:3000"]',
         )
     yield from _backends((*loc, "upstreams"), site.upstreams)
+    yield from _concurrency(loc, site, workers)
     paths: dict[str, Loc] = {}
     named = {"routes": [route.path for route in site.routes], "redirects": [item.path for item in site.redirects]}
     for key, entries in named.items():
@@ -136,6 +162,7 @@ def _site(loc: Loc, site: Site) -> Iterator[Problem]:
     for index, route in enumerate(site.routes):
         route_loc: Loc = (*loc, "routes", index)
         yield from _backends((*route_loc, "upstreams"), route.upstreams)
+        yield from _concurrency(route_loc, route, workers)
         if not (route.upstreams or site.upstreams):
             yield Problem(
                 (*route_loc, "upstreams"),

@@ -31,6 +31,9 @@ _LEFT_OUT: Final = {
     "sites.upstream_tls.server_name": "the upstream's host",
     "sites.upstreams": "none",
     "sites.max_request_body_bytes": "unlimited",
+    "sites.max_upstream_requests": "any number",
+    "sites.rate_limits": "none",
+    "rate_limits.burst": "as `requests`",
 }
 _KINDS: Final = {"string": "string", "boolean": "true or false", "object": "table"}
 

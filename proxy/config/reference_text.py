@@ -131,6 +131,13 @@ UPSTREAM_TLS: Final = """\
 The same in a route: `[sites.routes.upstream_tls]`.
 """
 
+RATE_LIMITS: Final = """\
+### `[[rate_limits]]`
+
+The same in a site, `[[sites.rate_limits]]`, and in a route, `[[sites.routes.rate_limits]]`
+([operations](operations.md#rate-limits)).
+"""
+
 TOP_LEVEL_GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     (
         "Capacity",
@@ -158,11 +165,21 @@ TOP_LEVEL_GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         ),
     ),
     (
+        "Slow clients",
+        (
+            "min_request_head_bytes_per_sec",
+            "min_request_body_bytes_per_sec",
+            "min_response_bytes_per_sec",
+            "min_rate_grace_secs",
+        ),
+    ),
+    (
         "Times towards upstreams",
         (
             "upstream_connect_timeout_secs",
             "upstream_response_timeout_secs",
             "upstream_queue_timeout_secs",
+            "max_queued_requests",
             "upstream_idle_timeout_secs",
             "resolve_interval_secs",
         ),
@@ -181,6 +198,7 @@ TOP_LEVEL_GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         "Messages",
         ("max_request_head_bytes", "max_request_headers", "max_response_head_bytes", "underscores_in_headers"),
     ),
+    ("Who may come", ("deny", "allow")),
     ("Surroundings", ("trusted_proxies", "state_dir", "user", "group", "core_dumps")),
 )
 """Headings and the top-level keys under them; tables have sections of their own."""
@@ -193,6 +211,7 @@ SECTIONS: Final[tuple[tuple[str, str | None], ...]] = (
     ("sites.redirects", None),
     ("sites.request_headers", EDITS),
     ("sites.upstream_tls", UPSTREAM_TLS),
+    ("rate_limits", RATE_LIMITS),
     ("redirect", None),
     ("health", None),
     ("admin", None),

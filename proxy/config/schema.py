@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from proxy.config.address import parse_address
+from proxy.config.model import Model, Network, Seconds
 from proxy.config.names import (
     check_field_name,
     check_field_value,
@@ -18,7 +19,6 @@ from proxy.config.names import (
     check_request_fields,
     normalize_dns_name,
     normalize_host,
-    normalize_network,
 )
 from proxy.config.paths import (
     check_absolute_path,
@@ -28,6 +28,7 @@ from proxy.config.paths import (
     normalize_route_path,
     resolve_file,
 )
+from proxy.config.pressure import NetworkList, RateLimit
 from proxy.config.refusal import RefusedError, shown
 from proxy.config.upstream_address import parse_upstream
 
@@ -37,6 +38,7 @@ MAX_WORKERS: Final = 256
 _MAX_UID: Final = 2**32 - 2
 _MAX_USER_CHARS: Final = 256
 _MAX_INT64: Final = 2**63 - 1
+_MAX_RATE: Final = 1_000_000_000
 
 
 def _connections(value: object) -> object:
@@ -67,16 +69,12 @@ def _file(text: str, info: ValidationInfo) -> str:
     return resolve_file(text, (info.context or {}).get("base_dir"))
 
 
-# The titles name the types in the reference and in messages.
-Seconds = Annotated[float, Field(gt=0, le=604_800, allow_inf_nan=False, title="seconds")]
-"""A time in seconds, at most a week; 0 is not 'off' but an error."""
 Connections = Annotated[int, Field(ge=1, le=MAX_CONNECTIONS_LIMIT)]
 ListenAddress = Annotated[
     str, AfterValidator(lambda text: str(parse_address(text))), Field(title="IP address and port")
 ]
 Host = Annotated[str, AfterValidator(normalize_host), Field(title="host")]
 Upstream = Annotated[str, AfterValidator(lambda text: str(parse_upstream(text))), Field(title="upstream")]
-Network = Annotated[str, AfterValidator(normalize_network), Field(title="IP address or network")]
 FieldName = Annotated[str, AfterValidator(check_field_name), Field(title="field name")]
 FieldValue = Annotated[str, AfterValidator(check_field_value), Field(title="field value")]
 RoutePath = Annotated[str, AfterValidator(normalize_route_path), Field(title="URL path")]
@@ -85,12 +83,6 @@ UserOrGroup = Annotated[
     BeforeValidator(_user_or_group),
 ]
 File = Annotated[str, AfterValidator(_file), Field(title="file")]
-
-
-class Model(BaseModel):
-    """Base of every table: immutable, unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Certificate(Model):
@@ -282,6 +274,27 @@ class RouteOptions(Model):
     tunnel_idle_timeout_secs: Seconds | None = Field(None, description="As at the top level.")
     request_body_timeout_secs: Seconds | None = Field(None, description="As at the top level.")
     write_timeout_secs: Seconds | None = Field(None, description="As at the top level.")
+    min_request_body_bytes_per_sec: int | None = Field(None, ge=0, le=_MAX_RATE, description="As at the top level.")
+    rate_limits: tuple[RateLimit, ...] | None = Field(
+        None,
+        description=(
+            "How many requests may come, beside the limits of the top level: each one that applies must have a token. "
+            "A route that inherits its site's shares their tokens with it."
+        ),
+    )
+    max_upstream_requests: Connections | None = Field(
+        None,
+        description=(
+            "Requests at the same time to these upstreams, over all workers. One more waits up to "
+            "`upstream_queue_timeout_secs`, then is answered 503. Left out: only `max_upstream_connections` counts."
+        ),
+    )
+    max_queued_requests: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_CONNECTIONS_LIMIT,
+        description="Requests that may wait for `max_upstream_requests`, over all workers; one more is answered 503.",
+    )
 
 
 INHERITED_DEFAULTS: Final[dict[str, Any]] = {
@@ -310,6 +323,14 @@ class Site(RouteOptions):
         min_length=1,
         description='Exact names, `"*.example.org"` (one or more labels in its place) or `"*"` (any host).',
         examples=[["git.example.org"]],
+    )
+    deny: NetworkList = Field(
+        (),
+        description="Clients that are answered 403: addresses, networks or lists of them, as at the top level.",
+        examples=[["192.0.2.0/24"]],
+    )
+    allow: NetworkList = Field(
+        (), description="Exceptions from `deny`; the more specific network decides.", examples=[["192.0.2.7"]]
     )
     routes: tuple[Route, ...] = Field((), description="Paths with options of their own.")
     redirects: tuple[PathRedirect, ...] = Field((), description="Paths that are answered with a redirect.")
@@ -430,6 +451,33 @@ class Settings(Model):
     write_timeout_secs: Seconds = Field(
         30, description="Inactivity of a client that does not take its response; closed."
     )
+    min_request_head_bytes_per_sec: int = Field(
+        240,
+        ge=0,
+        le=_MAX_RATE,
+        description="The least rate at which a request's head must come, after the grace; answered 408. 0: any rate.",
+    )
+    min_request_body_bytes_per_sec: int = Field(
+        240,
+        ge=0,
+        le=_MAX_RATE,
+        description=(
+            "The same of its body: 408, or reset. It counts only while the client is waited for, and ends with the "
+            "beginning of the response. 0: any rate."
+        ),
+    )
+    min_response_bytes_per_sec: int = Field(
+        240,
+        ge=0,
+        le=_MAX_RATE,
+        description=(
+            "The least rate at which a client must take its response, while there is something for it to take; reset. "
+            "Tunnels are exempt. 0: any rate."
+        ),
+    )
+    min_rate_grace_secs: Seconds = Field(
+        10, description="A head, a body or a response may take so long before its rate counts."
+    )
     upstream_connect_timeout_secs: Seconds = Field(
         5, description="Until an upstream has accepted, TLS included; then the next one is tried, or 504."
     )
@@ -438,6 +486,14 @@ class Settings(Model):
     )
     upstream_queue_timeout_secs: Seconds = Field(
         10, description="The wait for one of `max_upstream_connections`; then 503 with Retry-After."
+    )
+    max_queued_requests: int = Field(
+        1024,
+        ge=0,
+        le=MAX_CONNECTIONS_LIMIT,
+        description=(
+            "Requests that may wait for an upstream connection, over all workers; one more is answered 503 at once."
+        ),
     )
     upstream_idle_timeout_secs: Seconds = Field(
         60,
@@ -499,6 +555,22 @@ class Settings(Model):
             "before this proxy. Everyone else's are replaced."
         ),
         examples=[["192.0.2.0/24"]],
+    )
+    deny: NetworkList = Field(
+        (),
+        description=(
+            'Clients that are not served: addresses, networks, `"all"`, or `"file:/path"` for a list with one a '
+            "line. Their connections are closed before TLS; those that `trusted_proxies` bring are answered 403."
+        ),
+        examples=[["192.0.2.0/24", "file:/etc/reverse-proxy/deny.txt"]],
+    )
+    allow: NetworkList = Field(
+        (),
+        description="Exceptions from `deny`; the more specific network decides.",
+        examples=[["192.0.2.7"]],
+    )
+    rate_limits: tuple[RateLimit, ...] = Field(
+        (), description="How many requests may come, over all sites. None: any number."
     )
     user: UserOrGroup | None = Field(
         None,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from proxy.budget import shares
 from proxy.config.effective import effective_https_port
 from proxy.config.schema import Settings
+from proxy.limit.buckets import Buckets
 from proxy.master.announce import status_facts
 from proxy.master.children import Child, Upbringing, describe_end
 from proxy.master.commands import MasterEnd
@@ -85,6 +86,8 @@ class Crew:
         self.control_book = CounterBook(2)  # the control process's page, and the master's
         self._read_end, self._channel = open_channel()
         self.reporter = ChannelReporter("master", self._channel, None)
+        self._clients = SharedTables(plan.workers, client_rows(plan.budget.max_connections, plan.workers))
+        self._buckets = Buckets()
         self._traces = Traces()
         self._upbringing = Upbringing(privileges, self._traces)
         self._ended: dict[str, dict[str, object]] = {}
@@ -170,6 +173,7 @@ class Crew:
 
     # What each is given.
 
+        self._buckets.close()
     def _worker_child(self, slot: int) -> Child:
         name = f"worker {slot}"
 
@@ -201,6 +205,7 @@ class Crew:
     def _control_child(self) -> Child:
         def run() -> int:
             context = self._control_context()
+            buckets=self._buckets,
             own = [self._read_end, context.admin, context.commands]
             self._close_others([*own, context.health] if context.health is not None else own)
             return run_control(context)

@@ -41,6 +41,7 @@ NOT_SUMMED = frozenset(
         counters.HANDED_OVER,
         counters.LOOP_LAG_US,
         counters.LOOP_LAG_MAX_US,
+        counters.LOG_LEVEL,
     }
 )
 """Cells whose sum over workers means nothing: descriptors are a limit of each process."""

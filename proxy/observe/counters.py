@@ -96,6 +96,17 @@ NAMES: tuple[str, ...] = (
     "refused_over_client_cap",
     "handshakes_open",
     "clients_uncounted",
+    "rate_limited",
+    "denied",
+    "connections_denied",
+    "timeouts_slow",
+    "upstream_queue_full",
+    "black_boxes",
+    "memory_bytes",
+    "memory_base_bytes",
+    "buckets_contended",
+    "buckets_forgotten",
+    "log_level",
 )
 
 PID = 0
@@ -169,6 +180,22 @@ REFUSED_OVER_CLIENT_CAP = 60
 HANDSHAKES_OPEN = 61
 CLIENTS_UNCOUNTED = 62
 """Connections that were counted by their worker alone, for want of room in the table of clients."""
+RATE_LIMITED = 63
+DENIED = 64
+CONNECTIONS_DENIED = 65
+"""By ``deny``: requests that were answered 403, and connections that were closed."""
+TIMEOUTS_SLOW = 66
+"""Heads, bodies and responses that a client was too slow with (``min_..._bytes_per_sec``)."""
+UPSTREAM_QUEUE_FULL = 67
+BLACK_BOXES = 68
+MEMORY_BYTES = 69
+MEMORY_BASE_BYTES = 70
+"""The process's own memory (resident, not shared), now and when it began to serve."""
+BUCKETS_CONTENDED = 71
+BUCKETS_FORGOTTEN = 72
+"""Tokens that were taken without the lock; buckets that gave way to others before they were full."""
+LOG_LEVEL = 73
+"""Of the control process's page alone: the event log's level as it was set by hand, see ``record.LEVELS``; 0: not."""
 
 ACCEPT_ERRNOS: Final = (
     *("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN"),
@@ -208,6 +235,8 @@ GAUGES: tuple[int, ...] = (
     LOGS_OPEN,
     GENERATIONS,
     HANDSHAKES_OPEN,
+    MEMORY_BYTES,
+    MEMORY_BASE_BYTES,
 )
 """What a dead process no longer has: open things, its pid, its heartbeat."""
 

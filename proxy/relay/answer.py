@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 
 from proxy.protocol.http1 import ResponseHead, Trailers
@@ -75,8 +76,9 @@ def own_response(
     version: int = 11,
     location: bytes | None = None,
     retry_after_secs: int | None = None,
+    fields: Iterable[tuple[bytes, bytes]] = (),
 ) -> tuple[bytes, int]:
-    """A response of the proxy's own: its bytes and the size of its body (0 for HEAD)."""
+    """A response of the proxy's own, with ``fields`` of its own: its bytes and the size of its body (0 for HEAD)."""
     reason = _REASONS.get(status, b"Error")
     body = b"%d %b\n\nrequest id: %b\n" % (status, reason, request_id)
     lines = [
@@ -87,6 +89,7 @@ def own_response(
         b"X-Request-Id: " + request_id,
         b"Cache-Control: no-store" if location is None else b"Location: " + location,
     ]
+    lines.extend(b"%b: %b" % field for field in fields)
     if retry_after_secs is not None:
         lines.append(b"Retry-After: %d" % retry_after_secs)
     if status == 405:

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import count
+from typing import TYPE_CHECKING
 
 from proxy.config.schema import Settings
+from proxy.limit.networks import Access
 from proxy.observe.accesslog import AccessLog
 from proxy.observe.events import Reporter
 from proxy.observe.refusals import RefusalRing
@@ -18,6 +20,9 @@ from proxy.protocol.http1 import HeadCache, Limits, ResponseDecoder
 from proxy.route.table import RouteTable
 from proxy.stream.deadlines import Deadlines
 from proxy.upstream.pool import UpstreamGroup, UpstreamPool
+
+if TYPE_CHECKING:
+    from proxy.relay.gate import Gate
 
 MAX_RESPONSE_FIELDS = 256
 
@@ -31,10 +36,12 @@ class RelayContext:
         "_date_second",
         "_networks",
         "_request_ids",
+        "access",
         "access_log",
         "cells",
         "deadlines",
         "draining",
+        "gate",
         "groups",
         "head_cache",
         "pool",
@@ -74,6 +81,10 @@ class RelayContext:
         self.cells = cells
         self.tallies = tallies
         self.refusals = refusals
+        self.access = Access(settings.deny, settings.allow) if settings.deny else None
+        """Who has no connection at all; None: everybody may have one."""
+        self.gate: Gate | None = None
+        """What requests must pass, where something is configured."""
         self.draining = False
         self.requests_active = 0
         # The memos hang on the heads (RequestHead.memo), so the caches live and die with the generation.

@@ -43,10 +43,11 @@ def edited(sets: Iterable[tuple[bytes, bytes]], removes: Iterable[bytes]) -> fro
 
 
 class Refusal(NamedTuple):
-    """A request that goes no further: the status and a word for the log."""
+    """A request that goes no further: the status, a word for the log, and fields of the answer."""
 
     status: int
     reason: str
+    fields: tuple[tuple[bytes, bytes], ...] = ()
 
 
 def logged_request(head: RequestHead) -> LoggedRequest:

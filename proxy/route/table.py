@@ -10,6 +10,8 @@ from typing import Any, Final
 from proxy.config.names import ANY_HOST, WILDCARD_PREFIX
 from proxy.config.paths import URI_PLACEHOLDER
 from proxy.config.schema import INHERITED_DEFAULTS, HeaderEdit, RouteOptions, Settings, Site, UpstreamTls
+from proxy.limit.networks import Access
+from proxy.limit.rates import Rate, make_rates
 
 _URI: Final = URI_PLACEHOLDER.encode("ascii")
 
@@ -17,6 +19,14 @@ _URI: Final = URI_PLACEHOLDER.encode("ascii")
 _MAX_DNS_NAME_BYTES: Final = 255
 # The end of the path, the next segment, the query.
 _BOUNDARIES: Final = frozenset((b"", b"/", b"?"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Door:
+    """Who may come and how often: ``access`` is the site's lists, ``rates`` every limit that applies."""
+
+    access: Access | None
+    rates: tuple[Rate, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +57,10 @@ class RouteEntry:
     tunnel_idle_timeout_secs: float
     request_body_timeout_secs: float
     write_timeout_secs: float
+    min_request_body_bytes_per_sec: int
+    max_upstream_requests: int | None
+    max_queued_requests: int
+    door: Door
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,12 +83,14 @@ Entry = RouteEntry | RedirectEntry
 class SiteEntry:
     """One site: its name (the first of its hosts) and what its paths map to."""
 
-    __slots__ = ("_entries", "_lengths", "_root", "hosts", "name")
+    __slots__ = ("_entries", "_lengths", "_root", "door", "hosts", "name")
 
-    def __init__(self, name: str, hosts: tuple[str, ...], entries: Mapping[bytes, Entry]) -> None:
+    def __init__(self, name: str, hosts: tuple[str, ...], entries: Mapping[bytes, Entry], door: Door) -> None:
         self.name: Final = name
         self.hosts: Final = hosts
         """In the normal form of the configuration."""
+        self.door: Final = door
+        """For what has no route."""
         self._root: Final = entries.get(b"/")
         self._entries: Final = {prefix: entry for prefix, entry in entries.items() if prefix != b"/"}
         self._lengths: Final = tuple(sorted({len(prefix) for prefix in self._entries}, reverse=True))
@@ -118,6 +134,9 @@ class RouteTable:
         """All routes of all sites; ``routes[n].id == n``."""
         self.has_any: Final = self._any is not None
         """A site has the host ``*``."""
+        doors = [*(site.door for site in sites), *(route.door for route in routes)]
+        self.has_doors: Final = any(door.access is not None or door.rates for door in doors)
+        """Some site or route does not let everybody in at any rate."""
 
     def site(self, host: bytes) -> SiteEntry | None:
         """Return the site of ``host``: the exact name, else the longest wildcard, else the site of ``*``, else None.
@@ -143,6 +162,7 @@ class RouteTable:
 def _site_entry(site: Site, settings: Settings, routes: list[RouteEntry]) -> SiteEntry:
     """Make a site's entry and append its routes to ``routes``."""
     name = site.hosts[0]
+    door = _site_door(site, settings)
     entries: dict[bytes, Entry] = {}
     for redirect in site.redirects:
         template = redirect.to.encode("ascii")
@@ -151,14 +171,30 @@ def _site_entry(site: Site, settings: Settings, routes: list[RouteEntry]) -> Sit
     if site.upstreams and b"/" not in entries:
         tables.setdefault("/", (site,))
     for path, options in tables.items():
-        route = _route_entry(len(routes), name, path, options, settings)
+        route = _route_entry(len(routes), name, path, options, settings, door)
         routes.append(route)
         entries[path.encode("ascii")] = route
-    return SiteEntry(name, site.hosts, entries)
+    return SiteEntry(name, site.hosts, entries, door)
+
+
+def _site_door(site: Site, settings: Settings) -> Door:
+    prefixes = (settings.client_prefix_ipv4, settings.client_prefix_ipv6)
+    rates = make_rates(settings.rate_limits, "", prefixes)
+    rates += make_rates(site.rate_limits or (), f"site {site.hosts[0]} ", prefixes)
+    return Door(Access(site.deny, site.allow) if site.deny else None, rates)
+
+
+def _route_door(path: str, site_name: str, options: RouteOptions, settings: Settings, door: Door) -> Door:
+    """A route with limits of its own has them in place of its site's, and tokens of its own."""
+    if isinstance(options, Site) or options.rate_limits is None:
+        return door
+    prefixes = (settings.client_prefix_ipv4, settings.client_prefix_ipv6)
+    rates = make_rates(settings.rate_limits, "", prefixes)
+    return Door(door.access, rates + make_rates(options.rate_limits, f"route {site_name} {path} ", prefixes))
 
 
 def _route_entry(
-    number: int, site_name: str, path: str, options: tuple[RouteOptions, ...], settings: Settings
+    number: int, site_name: str, path: str, options: tuple[RouteOptions, ...], settings: Settings, door: Door
 ) -> RouteEntry:
     """Resolve each option: ``options`` go from the route to its site."""
 
@@ -192,6 +228,12 @@ def _route_entry(
         tunnel_idle_timeout_secs=seconds("tunnel_idle_timeout_secs"),
         request_body_timeout_secs=seconds("request_body_timeout_secs"),
         write_timeout_secs=seconds("write_timeout_secs"),
+        min_request_body_bytes_per_sec=resolve(
+            "min_request_body_bytes_per_sec", settings.min_request_body_bytes_per_sec
+        ),
+        max_upstream_requests=resolve("max_upstream_requests"),
+        max_queued_requests=resolve("max_queued_requests", settings.max_queued_requests),
+        door=_route_door(path, site_name, options[0], settings, door),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from math import inf
 from time import monotonic
 
@@ -21,6 +22,7 @@ from proxy.protocol.http1 import CLOSED, ProtocolError, RequestDecoder, RequestH
 from proxy.relay.answer import own_response
 from proxy.relay.context import RelayContext
 from proxy.relay.forward import ForwardedBy, logged_request
+from proxy.session.standing import Standing
 from proxy.stream.stream import HIGH_WATER_BYTES, Stream
 
 LINGER_SECS = 5.0
@@ -291,7 +293,15 @@ class ClientSession:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def respond(self, head: RequestHead, status: int, *, location: bytes | None = None, cause: str = "") -> None:
+    def respond(
+        self,
+        head: RequestHead,
+        status: int,
+        *,
+        location: bytes | None = None,
+        cause: str = "",
+        fields: Iterable[tuple[bytes, bytes]] = (),
+    ) -> None:
         """Answer a whole request with a response of the proxy's own; ``cause``: what was wrong with it, if anything."""
         context = self._context
         close = not head.keep_alive or head.has_body or context.draining
@@ -304,6 +314,7 @@ class ClientSession:
             close=close,
             version=head.version,
             location=location,
+            fields=fields,
         )
         client = self.forwarded.client(head)
         self._log(client, logged_request(head), status, size, request_id)
@@ -343,6 +354,38 @@ class ClientSession:
         if self.busy or self._phase is Phase.HANDSHAKE or self._phase is Phase.HEAD:
             self.note(reason)
         self._stream.abort()
+
+    # -- for admission -----------------------------------------------------------------------------------------------
+
+    def standing(self) -> tuple[Standing, float]:
+        """What the connection waits for, and since when (monotonic seconds); asked when there is no room for others.
+
+        The time follows from the deadline that is set anyway, so that no request pays for it.
+        """
+        stream, phase = self._stream, self._phase
+        deadline = stream.read_deadline
+        if stream.closed or stream.closing or stream.buffered or deadline == inf:
+            return Standing.BUSY, 0.0
+        if phase is Phase.IDLE:
+            return Standing.IDLE, deadline - self._idle_secs
+        settings = self._context.settings
+        if phase is Phase.HEAD:
+            return Standing.HEAD, self._head_since or deadline - settings.header_timeout_secs
+        if phase is Phase.HANDSHAKE:
+            return Standing.HANDSHAKE, deadline - settings.tls_handshake_timeout_secs
+        if phase is Phase.LINGER:
+            return Standing.HEAD, deadline - LINGER_SECS
+        return Standing.BUSY, 0.0
+
+    def evict(self, reason: str) -> None:
+        """Give way to another connection: end at once, in order."""
+        self.note(reason)
+        self._closing = True
+        self._stream.close()
+
+    def has_descriptor_below(self, limit: int) -> bool:
+        """Whether its descriptor's number is less than ``limit``."""
+        return self._stream.descriptor < limit
 
     def linger(self, clean: bool = False) -> None:
         """Close so that the client can read the answer although it may still be sending (bounded: LINGER_SECS).

@@ -133,6 +133,11 @@ class Http1Session(ClientSession):
         if head.host != self._covered and head.method not in REFUSED_METHODS and not self._covers(head.host):
             context.cells[MISDIRECTED] += 1
             self.respond(head, 421, cause="misdirected")
+            return
+        gate = context.gate
+        refused = None if gate is None else gate.refuses(self.forwarded, head, prepared)
+        if refused is not None:
+            self.respond(head, refused.status, cause=refused.reason, fields=refused.fields)
         elif type(prepared) is Prepared:
             self._stream.write_timeout_secs = prepared.route.write_timeout_secs
             exchange = self._exchange = Http1Exchange(context, self, head, prepared)

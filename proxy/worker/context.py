@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.config.schema import Settings, UpstreamTls
+from proxy.limit.buckets import Buckets
+from proxy.observe.shared_tables import SharedTables
 from proxy.tls.contexts import ListenerTls, UpstreamTrust
 
 
@@ -35,3 +37,4 @@ class WorkerContext:
     channel: socket.socket
     orders: socket.socket
     upstream_trust: Mapping[UpstreamTls, UpstreamTrust]
+    buckets: Buckets

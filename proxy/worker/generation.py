@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 
 from proxy.config.schema import AccessLog as AccessLogSettings
 from proxy.config.schema import Settings, UpstreamTls
+from proxy.limit.buckets import Buckets
 from proxy.observe.accesslog import AccessLog
 from proxy.observe.events import Reporter
 from proxy.observe.refusals import RefusalRing
 from proxy.observe.tallies import Tallies
 from proxy.relay.context import RelayContext
+from proxy.relay.gate import Gate
 from proxy.route.table import RouteEntry, RouteTable
 from proxy.stream.deadlines import Deadlines
 from proxy.tls.contexts import UpstreamTrust, upstream_context
@@ -96,6 +98,7 @@ class Workshop:
     cells: memoryview
     tallies: Tallies
     refusals: RefusalRing
+    buckets: Buckets
     logs: OpenLogs
     alive: weakref.WeakSet[RelayContext] = field(default_factory=weakref.WeakSet)
     """Every generation that is in force, or prepared, or has a connection left."""
@@ -143,6 +146,8 @@ class Generation:
             tallies=workshop.tallies,
             refusals=workshop.refusals,
         )
+        if self.relay.access is not None or routes.has_doors:
+            self.relay.gate = Gate(routes, self.relay.access, workshop.buckets, workshop.cells)
         workshop.alive.add(self.relay)
         # The log ends with the last connection that may write to it.
         weakref.finalize(self.relay, self._logs.give_back, settings.access_log).atexit = False

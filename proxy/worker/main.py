@@ -24,6 +24,7 @@ from proxy.observe.counters import (
     CONNECTIONS_OPEN,
     GENERATIONS,
     HEARTBEAT_MS,
+    CONNECTIONS_DENIED,
     LISTENERS_OPEN,
     LOGS_OPEN,
     LOOP_LAG_MAX_US,
@@ -111,6 +112,7 @@ class Worker:
         )
         self._generation = Generation(workshop, settings, context.upstream_trust, None)
         self._relay = self._generation.relay
+            context.buckets,
         self._relays = workshop.alive
         self._logs = workshop.logs
         self._pool.groups = self._generation.groups
@@ -213,6 +215,8 @@ class Worker:
             raise
         self._register(session, permit)
 
+        if self._relay.access is not None and self._turn_away(sock, peer, permit):
+            return
     def _tls_stream(self, sock: ssl.SSLSocket, session: Http1Session) -> TlsStream:
         return TlsStream(self._loop, sock, self._deadlines, session, self._generation.settings.write_timeout_secs)
 
@@ -232,12 +236,26 @@ class Worker:
     def _register(self, session: ClientSession, permit: Permit) -> None:
         self._sessions.add(session)
         session.stream.on_release = functools.partial(self._released, session, permit)
+    def _turn_away(self, sock: socket.socket, peer: object, permit: Permit) -> bool:
+        """Close what ``deny`` names, before a word is said."""
+        assert self._relay.access is not None
+        address = _host_of(peer).encode("ascii", "replace")
+        if not self._relay.access.denies(address):
+            return False
+        sock.close()
+        permit.release()
+        self._cells[CONNECTIONS_DENIED] += 1
+        self._relay.refusals.note(address, "denied")
+        return True
+
         try:
             session.stream.start()
         except BaseException:
             session.stream.abort()
             raise
 
+        if self._relay.access is not None and self._turn_away(sock, peer, permit):
+            return
     def _released(self, session: ClientSession, permit: Permit) -> None:
         permit.release()
         self._sessions.discard(session)
@@ -312,6 +330,12 @@ class Worker:
         # Where the successor has fewer workers or listeners, nobody else would take who waits in the queue.
         self._close_fronts(AcceptLoop.finish)
         self._cells[READY] = 0
+        access = self._relay.access
+        if access is not None:
+            # A ban is meant now, and not when its connections have ended.
+            for session in [one for one in self._sessions if access.denies(one.peer)]:
+                self._cells[CONNECTIONS_DENIED] += 1
+                session.cut("denied")
         self._go_on_draining()
         self._loop.call_later(max(timeout_secs / 2, timeout_secs - TUNNEL_CLOSE_SECS), self._end_tunnels)
         self._loop.call_later(timeout_secs, self._done.set)

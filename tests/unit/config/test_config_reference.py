@@ -26,6 +26,8 @@ SAME_AS = {
     "sites.routes.request_headers": "sites.request_headers",
     "sites.routes.response_headers": "sites.request_headers",
     "sites.routes.upstream_tls": "sites.upstream_tls",
+    "sites.rate_limits": "rate_limits",
+    "sites.routes.rate_limits": "rate_limits",
 }
 
 
