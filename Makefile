@@ -1,12 +1,15 @@
 # make run    set up and start the demo: https://localhost:8443
 # make test   everything that CI checks
 # make lint   style, types, import layers, generated references
+# make wheelhouse  what hosts install from, offline: build/wheelhouse (TAGS="cp311 cp313": Debian 12 and 13)
+# make molecule    scenarios on booted hosts: SCENARIO=default, or --all (the default); see molecule/shared/README.md
 # make bench  this proxy beside nginx, HAProxy and Caddy (minutes; not part of make test)
 # make bench-overload  the drill played against the others too (as root)
+# make soak   ten minutes of mixed load; memory and descriptors must stay flat (not part of make test)
 # make lock   the locks anew from pyproject.toml (with Python 3.11, the oldest that is supported)
 # make clean  what the others made
 .DEFAULT_GOAL := run
-.PHONY: run test lint bench bench-overload lock clean setup-runtime setup-dev setup-test
+.PHONY: run test lint bench bench-overload soak lock clean setup-runtime setup-dev setup-test
 
 BIN := .venv/bin
 
@@ -27,11 +30,21 @@ lint: setup-dev
 test: setup-test lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+wheelhouse: setup-runtime
+	@.ci/wheelhouse $(TAGS)
+
+SCENARIO := --all
+molecule: setup-test
+	molecule/shared/run $(SCENARIO)
+
 bench: setup-dev
 	$(BIN)/python -m tests.bench
 
 bench-overload: setup-dev
 	$(BIN)/python -m tests.bench.overload
+
+soak: setup-test
+	$(BIN)/python -m tests.show.soak
 
 COMPILE := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --allow-unsafe --generate-hashes --strip-extras \
 	--no-emit-index-url --no-emit-find-links --no-emit-options $(LOCK_ARGS)

@@ -138,7 +138,7 @@ def _text(rows: dict[str, list[list[str]]], failures: Sequence[str], names: Sequ
     command = shlex.join(["python", "-m", "tests.bench.overload", *sys.argv[1:]])
     parts = [
         (
-            f"Command: `{command}`; {secs:g} s a round. Good clients, 20 a second, come all along and wait at most 10 s. "
+            f"Command: `{command}`; {secs:g} s a round. Good clients, 20 a second, come all along, wait at most 10 s. "
             f"{STALLED} stalled ones come from {secs * 0.1:g} s on, and closed ones again after {RETURN_SECS:g} s. "
             f"From {secs * 0.6:g} s to {secs * 0.8:g} s the process that serves has no descriptors to take; otherwise "
             f"each may hold {NOFILE}. Recovery: from their return to the first good client that is served."
