@@ -27,9 +27,11 @@ from proxy.master.sockets import BoundSockets
 from proxy.master.stage import Stage
 from proxy.master.traces import RemoteTraceback, Traces
 from proxy.master.upgrade import Handover
+from proxy.net.clients import client_rows
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
 from proxy.observe.events import ChannelReporter, open_channel
+from proxy.observe.shared_tables import SharedTables
 from proxy.worker import orders
 from proxy.worker.context import WorkerContext
 
@@ -84,10 +86,10 @@ class Crew:
         self._orders: dict[int, tuple[socket.socket, socket.socket]] = {}
         self.book = CounterBook(plan.workers, *row_names(first.settings))
         self.control_book = CounterBook(2)  # the control process's page, and the master's
-        self._read_end, self._channel = open_channel()
-        self.reporter = ChannelReporter("master", self._channel, None)
         self._clients = SharedTables(plan.workers, client_rows(plan.budget.max_connections, plan.workers))
         self._buckets = Buckets()
+        self._read_end, self._channel = open_channel()
+        self.reporter = ChannelReporter("master", self._channel, None)
         self._traces = Traces()
         self._upbringing = Upbringing(privileges, self._traces)
         self._ended: dict[str, dict[str, object]] = {}
@@ -131,6 +133,7 @@ class Crew:
                     child.pid = None
                     if child.slot is not None:
                         self.book.clear_gauges(child.slot)
+                        self._clients.clear(child.slot)
                     ended.append((child, describe_end(wait_status)))
 
     def note_ended(self) -> None:
@@ -170,10 +173,10 @@ class Crew:
         for sock in (self._read_end, self._channel, *(sock for pair in self._orders.values() for sock in pair)):
             sock.close()
         self._traces.close()
+        self._buckets.close()
 
     # What each is given.
 
-        self._buckets.close()
     def _worker_child(self, slot: int) -> Child:
         name = f"worker {slot}"
 
@@ -195,17 +198,20 @@ class Crew:
             permits=shares(budget.max_connections, workers)[slot],
             upstream_permits=shares(budget.max_upstream_connections, workers)[slot],
             redirect_permits=shares(settings.redirect.max_connections, workers)[slot],
+            handshake_permits=shares(self.running.plan.max_handshakes, workers)[slot],
+            client_cap=self.running.plan.client_cap,
+            clients=self._clients,
             https_port=effective_https_port(settings),
             cells=self.book.page(slot),
             channel=self._channel,
             orders=self._orders[slot][1],
+            buckets=self._buckets,
             upstream_trust=self.running.tls.upstream,
         )
 
     def _control_child(self) -> Child:
         def run() -> int:
             context = self._control_context()
-            buckets=self._buckets,
             own = [self._read_end, context.admin, context.commands]
             self._close_others([*own, context.health] if context.health is not None else own)
             return run_control(context)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.budget import LOGS, Budget, Inputs, Limits, Verdict, arithmetic, calculate
+from proxy.config.effective import effective_client_cap, effective_max_handshakes
 from proxy.config.place import faults_at, faults_under
 from proxy.config.schema import AUTO, Settings, UpstreamTls
 from proxy.errors import ConfigError
@@ -30,6 +31,16 @@ class Plan:
     def workers(self) -> int:
         """The number of workers, ``"auto"`` replaced."""
         return self.budget.inputs.workers
+
+    @property
+    def max_handshakes(self) -> int:
+        """Handshakes at the same time, over all workers."""
+        return effective_max_handshakes(self.settings, self.budget.max_connections, self.workers)
+
+    @property
+    def client_cap(self) -> int:
+        """Connections of one client, over all workers."""
+        return effective_client_cap(self.settings, self.budget.max_connections)
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,8 @@ class Reloader:
                 permits=shares(plan.budget.max_connections, workers)[line.slot],
                 upstream_permits=shares(plan.budget.max_upstream_connections, workers)[line.slot],
                 redirect_permits=shares(settings.redirect.max_connections, workers)[line.slot],
+                handshake_permits=shares(plan.max_handshakes, workers)[line.slot],
+                client_cap=plan.client_cap,
                 https_port=effective_https_port(settings),
                 soft_limit=plan.budget.raise_to,
                 cas={options: trust.ca for options, trust in running.tls.upstream.items()},

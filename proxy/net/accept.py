@@ -8,7 +8,7 @@ import errno
 import socket
 from collections.abc import Callable
 
-from proxy.net.admission import Permit, Permits
+from proxy.net.admission import Admission, Permit
 from proxy.observe.counters import ACCEPT_ERRORS, ACCEPT_PAUSES, CONNECTIONS_ACCEPTED, accept_error_cell
 from proxy.observe.events import Reporter
 
@@ -84,7 +84,7 @@ class AcceptLoop:
         listener: socket.socket,
         *,
         label: str,
-        permits: Permits,
+        permits: Admission,
         on_accept: OnAccept,
         reporter: Reporter,
         cells: memoryview | None = None,
@@ -127,20 +127,22 @@ class AcceptLoop:
     def _accept_batch(self) -> bool:
         """Whether the whole batch was used, so that there may be more."""
         for _ in range(ACCEPT_BATCH):
-            permit = self._permits.try_acquire()
-            if permit is None:
+            if not self._permits.may_enter():
                 self._pause_for_permit()
                 return False
             try:
                 sock, peer = self._listener.accept()
             except Exception as error:  # noqa: BLE001 - the listener survives whatever accept raises
-                permit.release()
                 if not self._on_error(error):
                     return False
                 continue
             self._connection_errors = 0
             if self._cells is not None:
                 self._cells[CONNECTIONS_ACCEPTED] += 1
+            permit = self._permits.enter(peer)
+            if permit is None:
+                sock.close()
+                continue
             try:
                 sock.setblocking(False)
                 self._on_accept(sock, peer, permit)
@@ -180,6 +182,8 @@ class AcceptLoop:
             permits_held=self._permits.held,
             permits=self._permits.limit,
         )
+        if number == errno.EMFILE:
+            self._permits.descriptors_gone()
         if backoff_secs == 0:
             return True
         self._back_off(backoff_secs)

@@ -3,6 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
+
+
+class Admission(Protocol):
+    """What an accept loop asks before it accepts, and what decides on whom it has accepted."""
+
+    @property
+    def held(self) -> int:
+        """Connections that have been let in."""
+
+    @property
+    def limit(self) -> int:
+        """How many may be."""
+
+    def may_enter(self) -> bool:
+        """Whether one more could be let in now."""
+
+    def enter(self, peer: object) -> Permit | None:
+        """Let in whom accept(2) has just given, after ``may_enter``; None: not this one, who is to be closed."""
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` once, when it is worth to ask ``may_enter`` again."""
+
+    def descriptors_gone(self) -> None:
+        """accept(2) found no free descriptor; a pause follows."""
 
 
 class Permit:
@@ -40,10 +65,25 @@ class Permits:
         """A permit, or None when all are held."""
         if self.held >= self.limit:
             return None
+        self.take()
+        return Permit(self)
+
+    def take(self) -> None:
+        """Count one as held, for a ``Permit`` of the caller's own making; only where ``may_enter``."""
         self.held += 1
         if self._cells is not None:
             self._cells[self._index] = self.held
-        return Permit(self)
+
+    def may_enter(self) -> bool:
+        """See ``Admission``."""
+        return self.held < self.limit
+
+    def enter(self, peer: object) -> Permit | None:
+        """See ``Admission``: whoever it is."""
+        return self.try_acquire()
+
+    def descriptors_gone(self) -> None:
+        """See ``Admission``: there is nobody to ask to leave."""
 
     def resize(self, limit: int) -> None:
         """Change the limit. A lower one takes nothing back: it counts once enough has been released."""

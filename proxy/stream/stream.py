@@ -39,6 +39,11 @@ LOW_WATER_BYTES = 16_384
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
+# In struct tcp_info (linux/tcp.h): tcpi_last_data_sent, tcpi_last_ack_sent, tcpi_last_data_recv, in ms.
+_LAST_TIMES = struct.Struct("III")
+_LAST_TIMES_AT = 44
+_TCP_INFO_END = _LAST_TIMES_AT + _LAST_TIMES.size
+
 
 class StreamHandler(Protocol):
     """What a stream tells its user. A handler may close the stream inside any of these."""
@@ -215,6 +220,28 @@ class Stream:
     def _call_if_open(self, callback: Callable[[], None]) -> None:
         if not self.closed and not self._closing:
             callback()
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor's number; it is somebody else's once the stream is closed."""
+        return self._fd
+
+    def owing_secs(self) -> float:
+        """How long the peer has not sent anything although it had all that we sent; 0.0 where nobody can tell.
+
+        The kernel's times count from the connection's beginning, so also what went by in the queue of the listener.
+        """
+        try:
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_END)
+        except OSError:
+            return 0.0
+        if len(info) < _TCP_INFO_END:
+            return 0.0
+        # A socket that has never sent tells the time since the machine's start: the smaller one is what counts.
+        last_sent_ms: int
+        last_received_ms: int
+        last_sent_ms, _, last_received_ms = _LAST_TIMES.unpack_from(info, _LAST_TIMES_AT)
+        return min(last_sent_ms, last_received_ms) / 1000
 
     def register(self, poll: select.poll) -> int:
         """Have ``poll`` look for an error or the end of both directions, and nothing else. Returns the descriptor."""
@@ -453,10 +480,11 @@ class TlsStream(Stream):
     Making one raises OSError (ENOTCONN) when the peer has gone already; ``sock`` is then still the caller's.
 
     ``start`` begins the handshake; ``on_open`` tells its end, ``on_lost`` its failure. The handshake's own bound is the
-    user's read deadline, and no progress moves it.
+    user's read deadline, and no progress moves it. ``on_shaken`` is called before ``on_open``: what counts handshakes
+    hangs on it.
     """
 
-    __slots__ = ("_handshaking", "_sslobj", "_tls")
+    __slots__ = ("_handshaking", "_sslobj", "_tls", "on_shaken")
 
     half_closes = False
     """SSL_shutdown drops a record that has come before it, so that what follows would have a hole."""
@@ -477,6 +505,7 @@ class TlsStream(Stream):
         if self._sslobj is None:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         self._handshaking = True
+        self.on_shaken: Callable[[], None] | None = None
 
     @property
     def handshaking(self) -> bool:
@@ -493,6 +522,11 @@ class TlsStream(Stream):
         if not self._tls.server_side:
             self._shake_hands()
 
+    def shake_hands(self) -> None:
+        """Take the next step now, instead of when the loop tells that there is something to read."""
+        if self._handshaking and not self.closed:
+            self._shake_hands()
+
     def _shake_hands(self) -> None:
         try:
             self._sslobj.do_handshake()
@@ -507,6 +541,9 @@ class TlsStream(Stream):
             return
         self._wait_to_write(False)
         self._handshaking = False
+        on_shaken, self.on_shaken = self.on_shaken, None
+        if on_shaken is not None:
+            on_shaken()
         self.handler.on_open()
 
     def _wait_to_write(self, wait: bool) -> None:

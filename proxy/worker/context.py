@@ -32,9 +32,13 @@ class WorkerContext:
     permits: int
     upstream_permits: int
     redirect_permits: int
+    handshake_permits: int
+    client_cap: int
+    """Connections that one client may have, over all workers."""
+    clients: SharedTables
     https_port: int
     cells: memoryview
     channel: socket.socket
     orders: socket.socket
-    upstream_trust: Mapping[UpstreamTls, UpstreamTrust]
     buckets: Buckets
+    upstream_trust: Mapping[UpstreamTls, UpstreamTrust]

@@ -18,13 +18,17 @@ from time import monotonic
 
 import uvloop
 
+from proxy.config.schema import Settings
 from proxy.net.accept import AcceptLoop
 from proxy.net.admission import Permit, Permits
+from proxy.net.client_admission import ClientAdmission, Entry
+from proxy.net.clients import ClientCounts, Prefixes
 from proxy.observe.counters import (
+    CONNECTIONS_DENIED,
     CONNECTIONS_OPEN,
     GENERATIONS,
+    HANDSHAKES_OPEN,
     HEARTBEAT_MS,
-    CONNECTIONS_DENIED,
     LISTENERS_OPEN,
     LOGS_OPEN,
     LOOP_LAG_MAX_US,
@@ -108,17 +112,32 @@ class Worker:
             cells,
             self._tallies,
             RefusalRing(cells),
+            context.buckets,
             OpenLogs(loop, cells, self._reporter),
         )
         self._generation = Generation(workshop, settings, context.upstream_trust, None)
         self._relay = self._generation.relay
-            context.buckets,
         self._relays = workshop.alive
         self._logs = workshop.logs
         self._pool.groups = self._generation.groups
         self._https_port = context.https_port
         self._permits = Permits(context.permits, cells, CONNECTIONS_OPEN)
+        self._handshakes = Permits(context.handshake_permits, cells, HANDSHAKES_OPEN)
         self._redirect_permits = Permits(context.redirect_permits, cells, REDIRECT_OPEN)
+        counts = ClientCounts(context.clients, context.slot, cells)
+        admission = functools.partial(
+            ClientAdmission,
+            loop,
+            counts=counts,
+            prefixes=_prefixes(settings),
+            grace_secs=settings.eviction_grace_secs,
+            cells=cells,
+            reporter=self._reporter,
+            refusals=workshop.refusals,
+        )
+        self._admission = admission(self._permits, handshakes=self._handshakes, cap=context.client_cap)
+        # Not by client: a redirect is answered and closed at once, and the next browser may come from the same network.
+        self._redirect_admission = admission(self._redirect_permits, handshakes=None, cap=None)
         self._fronts = {one.label: self._front(one) for one in (*context.https, *context.redirect)}
         self._takeover = Takeover(
             workshop, context.orders, current=lambda: self._generation, commit=self._switch, retire=self._retire
@@ -175,16 +194,16 @@ class Worker:
         if listener.sock.family != socket.AF_UNIX:
             # Accepted sockets inherit it: a system call a connection less.
             listener.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        permits, on_accept = (
-            (self._redirect_permits, self._accept_redirect)
+        admission, on_accept = (
+            (self._redirect_admission, self._accept_redirect)
             if listener.tls is None
-            else (self._permits, self._accept_https)
+            else (self._admission, self._accept_https)
         )
         accepting = AcceptLoop(
             self._loop,
             listener.sock,
             label=listener.label,
-            permits=permits,
+            permits=admission,
             on_accept=functools.partial(on_accept, listener, str(listener.sock.getsockname()[1]).encode()),
             reporter=self._reporter,
             cells=self._cells,
@@ -196,6 +215,8 @@ class Worker:
     ) -> None:
         tls = listener.tls
         assert tls is not None
+        if self._relay.access is not None and self._turn_away(sock, peer, permit):
+            return
         try:
             sock = tls_sock = tls.wrap(sock)
             session = Http1Session(
@@ -215,27 +236,6 @@ class Worker:
             raise
         self._register(session, permit)
 
-        if self._relay.access is not None and self._turn_away(sock, peer, permit):
-            return
-    def _tls_stream(self, sock: ssl.SSLSocket, session: Http1Session) -> TlsStream:
-        return TlsStream(self._loop, sock, self._deadlines, session, self._generation.settings.write_timeout_secs)
-
-    def _accept_redirect(
-        self, _listener: BoundListener, port: bytes, sock: socket.socket, peer: object, permit: Permit
-    ) -> None:
-        write_timeout_secs = self._generation.settings.write_timeout_secs
-        session = RedirectSession(
-            self._relay,
-            lambda session: Stream(self._loop, sock, self._deadlines, session, write_timeout_secs),
-            peer=_host_of(peer),
-            port=port,
-            https_port=self._https_port,
-        )
-        self._register(session, permit)
-
-    def _register(self, session: ClientSession, permit: Permit) -> None:
-        self._sessions.add(session)
-        session.stream.on_release = functools.partial(self._released, session, permit)
     def _turn_away(self, sock: socket.socket, peer: object, permit: Permit) -> bool:
         """Close what ``deny`` names, before a word is said."""
         assert self._relay.access is not None
@@ -248,14 +248,42 @@ class Worker:
         self._relay.refusals.note(address, "denied")
         return True
 
-        try:
-            session.stream.start()
-        except BaseException:
-            session.stream.abort()
-            raise
+    def _tls_stream(self, sock: ssl.SSLSocket, session: Http1Session) -> TlsStream:
+        return TlsStream(self._loop, sock, self._deadlines, session, self._generation.settings.write_timeout_secs)
 
+    def _accept_redirect(
+        self, _listener: BoundListener, port: bytes, sock: socket.socket, peer: object, permit: Permit
+    ) -> None:
         if self._relay.access is not None and self._turn_away(sock, peer, permit):
             return
+        write_timeout_secs = self._generation.settings.write_timeout_secs
+        session = RedirectSession(
+            self._relay,
+            lambda session: Stream(self._loop, sock, self._deadlines, session, write_timeout_secs),
+            peer=_host_of(peer),
+            port=port,
+            https_port=self._https_port,
+        )
+        self._register(session, permit)
+
+    def _register(self, session: ClientSession, permit: Permit) -> None:
+        assert isinstance(permit, Entry)
+        stream = session.stream
+        self._sessions.add(session)
+        stream.on_release = functools.partial(self._released, session, permit)
+        if isinstance(stream, TlsStream):
+            stream.on_shaken = permit.handshake_ended
+        try:
+            stream.start()
+            if permit.evicts and isinstance(stream, TlsStream):
+                # Who waited in the queue had the time to send what is read here; who has not, has owed it since.
+                stream.shake_hands()
+        except BaseException:
+            stream.abort()
+            raise
+        if not stream.closed:
+            permit.seat(session, owing_secs=stream.owing_secs() if permit.evicts else 0.0)
+
     def _released(self, session: ClientSession, permit: Permit) -> None:
         permit.release()
         self._sessions.discard(session)
@@ -279,7 +307,11 @@ class Worker:
             queue_timeout_secs=settings.upstream_queue_timeout_secs,
             idle_timeout_secs=settings.upstream_idle_timeout_secs,
         )
+        prefixes = _prefixes(settings)
+        self._admission.configure(prefixes=prefixes, cap=order.client_cap, grace_secs=settings.eviction_grace_secs)
+        self._redirect_admission.configure(prefixes=prefixes, cap=None, grace_secs=settings.eviction_grace_secs)
         self._permits.resize(order.permits)
+        self._handshakes.resize(order.handshake_permits)
         self._redirect_permits.resize(order.redirect_permits)
         self._cells[PERMITS] = order.permits
         in_service = {label: front.listener for label, front in self._fronts.items()}
@@ -298,6 +330,12 @@ class Worker:
             if not self._terminations:
                 front.accepting.start()
         old.retire(prepared.generation)
+        access = self._relay.access
+        if access is not None:
+            # A ban is meant now, and not when its connections have ended.
+            for session in [one for one in self._sessions if access.denies(one.peer)]:
+                self._cells[CONNECTIONS_DENIED] += 1
+                session.cut("denied")
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -330,12 +368,6 @@ class Worker:
         # Where the successor has fewer workers or listeners, nobody else would take who waits in the queue.
         self._close_fronts(AcceptLoop.finish)
         self._cells[READY] = 0
-        access = self._relay.access
-        if access is not None:
-            # A ban is meant now, and not when its connections have ended.
-            for session in [one for one in self._sessions if access.denies(one.peer)]:
-                self._cells[CONNECTIONS_DENIED] += 1
-                session.cut("denied")
         self._go_on_draining()
         self._loop.call_later(max(timeout_secs / 2, timeout_secs - TUNNEL_CLOSE_SECS), self._end_tunnels)
         self._loop.call_later(timeout_secs, self._done.set)
@@ -345,6 +377,8 @@ class Worker:
             _, front = self._fronts.popitem()
             end(front.accepting)
             front.listener.sock.close()
+        self._admission.close()
+        self._redirect_admission.close()
 
     def _go_on_draining(self) -> None:
         if not self._sessions:
@@ -393,6 +427,11 @@ class Worker:
         streams = {session.stream.register(poll): session.stream for session in self._sessions}
         for descriptor, _ in poll.poll(0):
             streams[descriptor].reset_seen()
+
+
+def _prefixes(settings: Settings) -> Prefixes:
+    exempt = (*settings.client_cap_exempt, *settings.trusted_proxies)
+    return Prefixes(settings.client_prefix_ipv4, settings.client_prefix_ipv6, exempt)
 
 
 def _host_of(peer: object) -> str:

@@ -50,6 +50,8 @@ class NextGeneration:
     permits: int
     upstream_permits: int
     redirect_permits: int
+    handshake_permits: int
+    client_cap: int
     https_port: int
     soft_limit: int | None  # raise RLIMIT_NOFILE to this
     cas: Mapping[UpstreamTls, bytes | None]

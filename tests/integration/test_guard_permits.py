@@ -39,29 +39,44 @@ def worker_status(one: Appliance) -> dict[str, int]:
 def test_two_listeners_share_the_permits_and_the_fifth_waits(
     appliance: StartAppliance, upstream: Callable[..., RawUpstream]
 ) -> None:
+    """Exchanges in progress give way to nobody: for as long as they take, the fifth client waits."""
+    go_on = threading.Event()
+
+    def answer_late(wire: Wire) -> None:
+        with contextlib.suppress(EOFError):
+            while True:
+                wire.read_head()
+                go_on.wait(30)
+                wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
     one = appliance(
         {"max_connections": 4, "listeners": [{"address": "127.0.0.1:0"}, {"address": "127.0.0.1:0"}]},
-        upstream=upstream().url,
+        upstream=upstream(answer_late).url,
     )
     second = int(one.config["listeners"][1]["address"].rpartition(":")[2])
     held = [one.connect(), connect_tls(second), one.connect(), connect_tls(second)]
-    wait_until(lambda: worker_status(one)["permits_held"] == 4, "all permits are held")
+    for wire in held:
+        wire.send(REQUEST % b"")
+    wait_until(lambda: worker_status(one)["upstream_open"] == 4, "all permits are held, each with an exchange")
     for port in (one.port, second):
         # The kernel completes the connection, and nobody takes it from its queue.
-        waiting = socket.create_connection(("127.0.0.1", port), 10)
-        waiting.settimeout(0.5)
-        context = ssl._create_unverified_context()
-        with pytest.raises(TimeoutError):
-            context.wrap_socket(waiting, server_hostname="localhost")
+        with socket.create_connection(("127.0.0.1", port), 10) as waiting:
+            waiting.settimeout(1.5)
+            context = ssl._create_unverified_context()
+            with pytest.raises(TimeoutError):
+                context.wrap_socket(waiting, server_hostname="localhost")
     fifth = socket.create_connection(("127.0.0.1", second), 10)
     assert worker_status(one)["permits_held"] == 4
+    go_on.set()
     for wire in held:
-        assert wire.request(REQUEST % b"").status == 200, "those inside are served meanwhile"
-    for wire in held:
-        wire.close()
+        assert wire.read_response().status == 200, "those inside are served"
+    # Now they idle, and one of them gives way.
     with Wire(ssl._create_unverified_context().wrap_socket(fifth, server_hostname="localhost")) as wire:
         assert wire.request(REQUEST % b"").status == 200
         assert worker_status(one)["permits_held"] <= 4
+    assert one.status()["totals"]["evicted_idle"] >= 1
+    for wire in held:
+        wire.close()
     wait_until(lambda: worker_status(one)["permits_held"] == 0, "all permits are back")
 
 
