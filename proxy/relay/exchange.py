@@ -173,6 +173,11 @@ class Exchange:
             assert type(got) is UpstreamFailure
             self.on_upstream_failed(got)
 
+    @property
+    def client_address(self) -> bytes:
+        """See ``Acquirer``."""
+        return self._forwarded.client(self._head)
+
     def on_upstream_ready(self, connection: UpstreamConnection) -> None:
         """See ``Acquirer``."""
         self._pending = None
@@ -449,7 +454,7 @@ class Exchange:
 
     def _note(self, reason: str, status: int = 0, detail: str = "") -> None:
         """For who asks why: the client was told ``status``, or cut off (0)."""
-        self._context.refusals.note(self._forwarded.client(self._head), reason, status=status, detail=detail)
+        self._context.refusals.note(self.client_address, reason, status=status, detail=detail)
 
     def _end(self, status: int, clean: bool = True) -> None:
         """The one way out: exactly once. ``clean``: the upstream connection may be used again if it is at rest."""

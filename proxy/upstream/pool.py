@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
-from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic
@@ -33,6 +32,7 @@ from proxy.stream.deadlines import Deadlines
 from proxy.stream.stream import Stream
 from proxy.upstream.backend import Backend
 from proxy.upstream.connection import UpstreamConnection, UpstreamUser
+from proxy.upstream.queue import FairQueue
 
 OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 """A connect that fails with one of these says nothing about the backend: it is ours, and it is 503."""
@@ -49,6 +49,10 @@ class UpstreamFailure(NamedTuple):
 
 class Acquirer(UpstreamUser, Protocol):
     """Who asks for a connection; exactly one of the two is called later when ``acquire`` returned a ``Pending``."""
+
+    @property
+    def client_address(self) -> bytes:
+        """Who takes turns in the queue."""
 
     def on_upstream_ready(self, connection: UpstreamConnection) -> None: ...
     def on_upstream_failed(self, failure: UpstreamFailure) -> None: ...
@@ -128,12 +132,24 @@ class UpstreamGroup:
 class Pending:
     """A request for a connection that could not be met at once: it is connecting, or it waits in the queue."""
 
-    __slots__ = ("_attempts", "_connector", "_deadline", "_pool", "backend", "due", "group", "tried", "user")
+    __slots__ = (
+        "_attempts",
+        "_connector",
+        "_deadline",
+        "_pool",
+        "backend",
+        "client",
+        "due",
+        "group",
+        "tried",
+        "user",
+    )
 
     def __init__(self, pool: UpstreamPool, group: UpstreamGroup, user: Acquirer) -> None:
         self._pool = pool
         self.group = group
         self.user: Acquirer | None = user
+        self.client = b""
         self.tried: list[Backend] = []
         self.backend: Backend | None = None
         self.due = inf
@@ -263,7 +279,7 @@ class UpstreamPool:
         self._cells = cells
         self._rows = Rows(cells)
         self._published: set[int] = set()
-        self._queue: deque[Pending] = deque()
+        self._queue: FairQueue[Pending] = FairQueue()
         self._serving_queue = False
 
     def acquire(self, group: UpstreamGroup, user: Acquirer) -> UpstreamConnection | Pending | UpstreamFailure:
@@ -285,7 +301,8 @@ class UpstreamPool:
                 return self._connect(pending, backend) or pending
         else:
             pending = Pending(self, group, user)
-        self._queue.append(pending)
+        pending.client = user.client_address
+        self._queue.append(pending.client, pending)
         self._cells[UPSTREAM_QUEUED] = len(self._queue)
         pending.wait_until(monotonic() + self._queue_timeout_secs, self.deadlines)
         return pending
@@ -378,7 +395,7 @@ class UpstreamPool:
     def leave_queue(self, pending: Pending) -> None:
         """Its user has gone."""
         pending.leave(self.deadlines)
-        self._queue.remove(pending)
+        self._queue.remove(pending.client, pending)
         self._cells[UPSTREAM_QUEUED] = len(self._queue)
 
     def waited_too_long(self, pending: Pending) -> None:
@@ -398,13 +415,13 @@ class UpstreamPool:
         user.on_upstream_failed(UpstreamFailure(503, "upstream-queue-timeout"))
 
     def _serve_queue(self) -> None:
-        """First come, first served, as long as there is a connection or room for one."""
+        """Client by client in turns (``FairQueue``), as long as there is a connection or room for one."""
         if self._serving_queue:
             return  # whoever is served may fail at once and give its connection back, from inside this very loop
         self._serving_queue = True
         try:
             while self._queue:
-                pending = self._queue[0]
+                pending = self._queue.first()
                 user, group = pending.user, pending.group
                 assert user is not None
                 backend = group.choose(())
