@@ -52,7 +52,8 @@ client to stop (RST_STREAM with NO_ERROR, RFC 9113 section 8.1) once the respons
 
 from __future__ import annotations
 
-from proxy.protocol.http2.connection import ClientConnection, Connection, ServerConnection
+from proxy.protocol.http2.client import ClientConnection
+from proxy.protocol.http2.connection import Connection
 from proxy.protocol.http2.errors import (
     CANCEL,
     CONNECT_ERROR,
@@ -82,6 +83,7 @@ from proxy.protocol.http2.hpack_encoder import encode_fields, encode_request, en
 from proxy.protocol.http2.limits import DEFAULT_LIMITS, Limits, Rate
 from proxy.protocol.http2.request import RequestHeads
 from proxy.protocol.http2.response import ResponseHeads
+from proxy.protocol.http2.server import ServerConnection
 
 __all__ = [
     "CANCEL",
