@@ -19,12 +19,17 @@ run: setup-runtime
 setup-runtime setup-dev setup-test:
 	@.ci/setup $(@:setup-%=%)
 
+SCRIPTS := $(wildcard .ci/* molecule/shared/run molecule/shared/lab/lab* molecule/shared/lab/engine)
+
 lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m proxy.config.reference --check
+	$(BIN)/yamllint --strict .
+	PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline --quiet --profile production
+	! command -v shellcheck >/dev/null || shellcheck --external-sources $(SCRIPTS)
 
 # PYTEST_ARGS narrows: make test PYTEST_ARGS="-k websocket"
 test: setup-test lint
