@@ -192,6 +192,7 @@ class Crew:
         settings, budget, workers = self.running.settings, self.running.plan.budget, self.running.plan.workers
         return WorkerContext(
             slot=slot,
+            workers=workers,
             settings=settings,
             https=self.bound.https(slot, self.running.plan.listen, self.running.tls),
             redirect=self.bound.redirect(slot, self.running.plan.listen),

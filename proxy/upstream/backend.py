@@ -12,6 +12,7 @@ from proxy.stream.connect import Endpoint
 
 if TYPE_CHECKING:
     from proxy.upstream.connection import UpstreamConnection
+    from proxy.upstream.pool import UpstreamGroup
 
 
 class Backend:
@@ -31,6 +32,7 @@ class Backend:
         "ejected_until",
         "endpoints",
         "fail_timeout_secs",
+        "group",
         "host_header",
         "idle",
         "label",
@@ -57,6 +59,7 @@ class Backend:
         self.server_name = server_name or address.host
         self.endpoints: tuple[Endpoint, ...] = ()
         self.idle: list[UpstreamConnection] = []
+        self.group: UpstreamGroup | None = None
         self.active = 0
         self.retired = False
         self.cells_at = 0  # its row in the counters, once the pool has looked it up

@@ -226,6 +226,9 @@ class UpstreamConnection:
             self._pool.check_in(self)
         else:
             self._discard()
+        group = self.backend.group
+        if group is not None:
+            self._pool.left(group)
 
     def _discard(self) -> None:
         # The pool's count hangs on the stream's on_release. What is left of a request that nobody waits for is dropped:

@@ -20,6 +20,7 @@ from proxy.observe.counters import (
     UPSTREAM_EJECTED,
     UPSTREAM_IDLE,
     UPSTREAM_OPEN,
+    UPSTREAM_QUEUE_FULL,
     UPSTREAM_QUEUE_TIMEOUTS,
     UPSTREAM_QUEUED,
     UPSTREAM_REUSED,
@@ -76,9 +77,23 @@ class RouteOptions(Protocol):
 
 
 class UpstreamGroup:
-    """The backends of one route and how one of them is chosen."""
+    """The backends of one route and how one of them is chosen.
 
-    __slots__ = ("_least", "_next", "backends", "connect_timeout_secs", "write_timeout_secs")
+    ``limit``: requests at the same time, as this worker's share (None: any number); ``max_queued`` more may wait.
+    """
+
+    __slots__ = (
+        "_least",
+        "_next",
+        "backends",
+        "connect_timeout_secs",
+        "in_use",
+        "limit",
+        "max_queued",
+        "serving",
+        "waiting",
+        "write_timeout_secs",
+    )
 
     def __init__(self, options: RouteOptions, tls: ssl.SSLContext | None, server_name: str | None) -> None:
         self.backends = tuple(
@@ -95,6 +110,15 @@ class UpstreamGroup:
         self.write_timeout_secs = options.write_timeout_secs
         self._least = options.balance == "least_connections"
         self._next = 0
+        self.limit: int | None = None
+        self.max_queued = 0
+        self.in_use = 0
+        """Requests that have a connection, or are getting one."""
+        self.waiting: FairQueue[Pending] = FairQueue()
+        """Those over ``limit``."""
+        self.serving = False
+        for backend in self.backends:
+            backend.group = self
 
     def choose(self, tried: Sequence[Backend]) -> Backend | None:
         """The backend whose turn it is, without those in ``tried`` and those ejected; None when none is left.
@@ -141,7 +165,9 @@ class Pending:
         "client",
         "due",
         "group",
+        "has_place",
         "tried",
+        "until",
         "user",
     )
 
@@ -149,6 +175,10 @@ class Pending:
         self._pool = pool
         self.group = group
         self.user: Acquirer | None = user
+        self.has_place = True
+        """Whether it counts in ``group.in_use``; else it waits for that."""
+        self.until = inf
+        """When it has waited long enough, in whatever queue."""
         self.client = b""
         self.tried: list[Backend] = []
         self.backend: Backend | None = None
@@ -168,13 +198,15 @@ class Pending:
             self._pool.closed()
         else:
             self._pool.leave_queue(self)
+        if self.has_place:
+            self._pool.left(self.group)
 
     # -- in the queue ------------------------------------------------------------------------------------------------
 
-    def wait_until(self, when: float, deadlines: Deadlines) -> None:
-        """Stand in the queue until ``when``."""
-        self._deadline = when
-        deadlines.watch(self, when)
+    def wait(self, deadlines: Deadlines) -> None:
+        """Stand in a queue for what is left of its time."""
+        self._deadline = self.until
+        deadlines.watch(self, self.until)
 
     def leave(self, deadlines: Deadlines) -> None:
         """No longer in the queue."""
@@ -249,6 +281,7 @@ class Pending:
         self.user = None
         self._pool.closed()
         user.on_upstream_failed(failure)
+        self._pool.left(self.group)
 
 
 class UpstreamPool:
@@ -260,6 +293,7 @@ class UpstreamPool:
         deadlines: Deadlines,
         *,
         limit: int,
+        max_queued: int,
         queue_timeout_secs: float,
         idle_timeout_secs: float,
         make_decoder: Callable[[], ResponseDecoder],
@@ -269,6 +303,9 @@ class UpstreamPool:
         self.loop = loop
         self.deadlines = deadlines
         self.limit = limit
+        self.max_queued = max_queued
+        self.waiting = 0
+        """Requests in any queue."""
         self.open = 0
         self.reused = 0
         self.groups: list[UpstreamGroup] = []
@@ -287,6 +324,18 @@ class UpstreamPool:
 
         Where backends stand in ``group`` several times or are ejected is the group's business. Raises nothing.
         """
+        if group.limit is not None and (group.in_use >= group.limit or group.waiting):
+            return self._wait_for_place(group, user)
+        group.in_use += 1
+        got = self._acquire(group, user, None)
+        if type(got) is UpstreamFailure:
+            self.left(group)
+        return got
+
+    def _acquire(
+        self, group: UpstreamGroup, user: Acquirer, waited: Pending | None
+    ) -> UpstreamConnection | Pending | UpstreamFailure:
+        """For a request that has its place in ``group``; ``waited``: what it waited for that with."""
         backend = group.choose(())
         if backend is None:
             return UpstreamFailure(503, "upstreams-ejected")
@@ -296,16 +345,72 @@ class UpstreamPool:
                 if connection.take(user):
                     self.reused += 1
                     return connection
-            pending = Pending(self, group, user)
+            pending = waited or Pending(self, group, user)
             if self._make_room():
                 return self._connect(pending, backend) or pending
         else:
-            pending = Pending(self, group, user)
-        pending.client = user.client_address
-        self._queue.append(pending.client, pending)
-        self._cells[UPSTREAM_QUEUED] = len(self._queue)
-        pending.wait_until(monotonic() + self._queue_timeout_secs, self.deadlines)
+            pending = waited or Pending(self, group, user)
+        return self._enqueue(pending, self._queue)
+
+    def _wait_for_place(self, group: UpstreamGroup, user: Acquirer) -> Pending | UpstreamFailure:
+        if len(group.waiting) >= group.max_queued:
+            return self._queue_is_full(group.limit, len(group.waiting))
+        pending = Pending(self, group, user)
+        pending.has_place = False
+        return self._enqueue(pending, group.waiting)
+
+    def _enqueue(self, pending: Pending, queue: FairQueue[Pending]) -> Pending | UpstreamFailure:
+        if self.waiting >= self.max_queued:
+            return self._queue_is_full(self.limit, self.waiting)
+        assert pending.user is not None
+        pending.client = pending.user.client_address
+        queue.append(pending.client, pending)
+        self._count_waiting(+1)
+        pending.until = min(pending.until, monotonic() + self._queue_timeout_secs)
+        pending.wait(self.deadlines)
         return pending
+
+    def _queue_is_full(self, limit: int | None, queued: int) -> UpstreamFailure:
+        self._cells[UPSTREAM_QUEUE_FULL] += 1
+        self._reporter.report(
+            "upstream.queue_full",
+            "a request found no upstream connection and no place to wait for one",
+            level="warning",
+            limit=limit or 0,
+            queued=queued,
+        )
+        return UpstreamFailure(503, "upstream-queue-full")
+
+    def left(self, group: UpstreamGroup) -> None:
+        """A request has left ``group``: the next one that waits for its place has it."""
+        group.in_use -= 1
+        if not group.waiting or group.serving:
+            return
+        group.serving = True  # whoever is served may fail at once and leave again, from inside this very loop
+        try:
+            while group.waiting and (group.limit is None or group.in_use < group.limit):
+                pending = group.waiting.first()
+                user = pending.user
+                assert user is not None
+                self.leave_queue(pending)
+                pending.has_place = True
+                group.in_use += 1
+                got = self._acquire(group, user, pending)
+                if got is pending:
+                    continue
+                pending.user = None
+                if type(got) is UpstreamConnection:
+                    user.on_upstream_ready(got)
+                else:
+                    assert type(got) is UpstreamFailure
+                    group.in_use -= 1
+                    user.on_upstream_failed(got)
+        finally:
+            group.serving = False
+
+    def _count_waiting(self, change: int) -> None:
+        self.waiting += change
+        self._cells[UPSTREAM_QUEUED] = self.waiting
 
     def _connect(self, pending: Pending, backend: Backend) -> UpstreamFailure | None:
         self._count(+1)
@@ -393,10 +498,10 @@ class UpstreamPool:
             )
 
     def leave_queue(self, pending: Pending) -> None:
-        """Its user has gone."""
+        """Its user has gone, or its turn has come."""
         pending.leave(self.deadlines)
-        self._queue.remove(pending.client, pending)
-        self._cells[UPSTREAM_QUEUED] = len(self._queue)
+        (self._queue if pending.has_place else pending.group.waiting).remove(pending.client, pending)
+        self._count_waiting(-1)
 
     def waited_too_long(self, pending: Pending) -> None:
         """It stood in the queue for its whole time."""
@@ -410,7 +515,7 @@ class UpstreamPool:
             "a request got no upstream connection in time",
             level="warning",
             max_upstream_connections=self.limit,
-            queued=len(self._queue),
+            queued=self.waiting,
         )
         user.on_upstream_failed(UpstreamFailure(503, "upstream-queue-timeout"))
 
@@ -429,6 +534,7 @@ class UpstreamPool:
                     self.leave_queue(pending)
                     pending.user = None
                     user.on_upstream_failed(UpstreamFailure(503, "upstreams-ejected"))
+                    self.left(group)
                     continue
                 served = False
                 while backend.idle and not served:
@@ -448,6 +554,7 @@ class UpstreamPool:
                 if failure is not None:
                     pending.user = None
                     user.on_upstream_failed(failure)
+                    self.left(group)
         finally:
             self._serving_queue = False
 
@@ -479,11 +586,18 @@ class UpstreamPool:
         return backend.cells_at
 
     def configure(
-        self, groups: Sequence[UpstreamGroup], *, limit: int, queue_timeout_secs: float, idle_timeout_secs: float
+        self,
+        groups: Sequence[UpstreamGroup],
+        *,
+        limit: int,
+        max_queued: int,
+        queue_timeout_secs: float,
+        idle_timeout_secs: float,
     ) -> None:
         """Take over the values of a new generation. A lower limit closes nothing."""
         self.groups = list(groups)
         self.limit = limit
+        self.max_queued = max_queued
         self._queue_timeout_secs = queue_timeout_secs
         self._idle_timeout_secs = idle_timeout_secs
         if self._queue:

@@ -26,6 +26,7 @@ class WorkerContext:
     """A worker's slot: its share of the permits, its sockets, its page of counters, and the way to the event log."""
 
     slot: int
+    workers: int
     settings: Settings
     https: tuple[BoundListener, ...]
     redirect: tuple[BoundListener, ...]

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from proxy.budget import shares
 from proxy.config.schema import AccessLog as AccessLogSettings
 from proxy.config.schema import Settings, UpstreamTls
 from proxy.limit.buckets import Buckets
@@ -100,8 +101,14 @@ class Workshop:
     refusals: RefusalRing
     buckets: Buckets
     logs: OpenLogs
+    slot: int
+    workers: int
     alive: weakref.WeakSet[RelayContext] = field(default_factory=weakref.WeakSet)
     """Every generation that is in force, or prepared, or has a connection left."""
+
+    def share(self, number: int) -> int:
+        """This worker's part of a number that holds for the whole appliance."""
+        return shares(number, self.workers)[self.slot]
 
 
 class Generation:
@@ -131,6 +138,9 @@ class Generation:
             group = self.groups_by_key.get(key) or known.get(key)
             if group is None:
                 group = UpstreamGroup(route, context, route.upstream_tls.server_name)
+                if route.max_upstream_requests is not None:
+                    group.limit = workshop.share(route.max_upstream_requests)
+                    group.max_queued = workshop.share(route.max_queued_requests)
             groups[route.id] = self.groups_by_key[key] = group
         self.groups = list(self.groups_by_key.values())
         access_log = self._logs.take(settings.access_log)
@@ -198,4 +208,6 @@ def _group_key(route: RouteEntry) -> tuple[object, ...]:
         route.upstream_tls,
         route.upstream_connect_timeout_secs,
         route.write_timeout_secs,
+        route.max_upstream_requests,
+        route.max_queued_requests,
     )

@@ -18,6 +18,7 @@ from time import monotonic
 
 import uvloop
 
+from proxy.budget import shares
 from proxy.config.schema import Settings
 from proxy.net.accept import AcceptLoop
 from proxy.net.admission import Permit, Permits
@@ -101,6 +102,7 @@ class Worker:
             queue_timeout_secs=settings.upstream_queue_timeout_secs,
             idle_timeout_secs=settings.upstream_idle_timeout_secs,
             make_decoder=lambda: self._relay.new_response_decoder(),  # noqa: PLW0108 - made below
+            max_queued=shares(settings.max_queued_requests, context.workers)[context.slot],
             reporter=self._reporter,
             cells=cells,
         )
@@ -117,6 +119,8 @@ class Worker:
         )
         self._generation = Generation(workshop, settings, context.upstream_trust, None)
         self._relay = self._generation.relay
+            context.slot,
+            context.workers,
         self._relays = workshop.alive
         self._logs = workshop.logs
         self._pool.groups = self._generation.groups
@@ -315,6 +319,7 @@ class Worker:
         self._redirect_permits.resize(order.redirect_permits)
         self._cells[PERMITS] = order.permits
         in_service = {label: front.listener for label, front in self._fronts.items()}
+            max_queued=shares(settings.max_queued_requests, self._context.workers)[self._context.slot],
         wanted = {listener.label: listener for listener in bound_listeners(prepared, in_service)}
         for label in set(self._fronts) - set(wanted):
             front = self._fronts.pop(label)
