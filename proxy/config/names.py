@@ -178,3 +178,16 @@ def _refuse(name: str, forbidden: Mapping[str, str]) -> None:
     reason = forbidden.get(name.lower())
     if reason is not None:
         raise RefusedError(shown(name), "a header field that may be edited", f"{name} may not: {reason}")
+
+
+def check_protocols(protocols: tuple[str, ...]) -> tuple[str, ...]:
+    """What a listener offers by ALPN: each once, HTTP/1.1 among them. Raises ``RefusedError``."""
+    if len(set(protocols)) < len(protocols):
+        raise RefusedError(", ".join(map(shown, protocols)), "each protocol once")
+    if "http/1.1" not in protocols:
+        raise RefusedError(
+            ", ".join(map(shown, protocols)) or "an empty list",
+            'a list with "http/1.1" in it',
+            "clients that do not negotiate a protocol speak HTTP/1.1",
+        )
+    return protocols

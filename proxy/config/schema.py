@@ -16,6 +16,7 @@ from proxy.config.names import (
     check_field_name,
     check_field_value,
     check_protocol,
+    check_protocols,
     check_request_fields,
     normalize_dns_name,
     normalize_host,
@@ -114,6 +115,13 @@ class Listener(Model):
     )
     min_tls_version: Literal["1.2", "1.3"] = Field(
         "1.2", description='The lowest TLS version accepted. "1.2" still serves every client of the last ten years.'
+    )
+    protocols: Annotated[tuple[Literal["h2", "http/1.1"], ...], AfterValidator(check_protocols)] = Field(
+        ("h2", "http/1.1"),
+        description=(
+            'What clients may choose from by ALPN, in order of preference. Without `"h2"` there is no HTTP/2; '
+            '`"http/1.1"` cannot be left out, since clients without ALPN speak it.'
+        ),
     )
 
 

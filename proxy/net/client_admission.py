@@ -69,7 +69,9 @@ class Entry(Permit):
         self.evicts = evicts
 
     def seat(self, guest: Guest, *, owing_secs: float = 0.0) -> None:
-        """The session is there; see ``Evictions.handshake_began`` for ``owing_secs``."""
+        """The session is there, or one that takes its place; see ``Evictions.handshake_began`` for ``owing_secs``."""
+        if self._guest is not None:
+            self._admission.members.discard(self._guest)
         self._guest = guest
         self._admission.members.add(guest)
         if self._handshake is not None:

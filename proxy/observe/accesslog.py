@@ -145,11 +145,13 @@ class AccessLog:
         upstream_secs: float,
         request_id: bytes,
         tls: bytes,
+        stream_id: int = 0,
     ) -> None:
         """Log one exchange.
 
         ``status`` is 100 to 599; ``duration`` and ``upstream_secs`` are seconds, the latter below 0 when no upstream
-        was asked. Empty values are logged as ``-`` (JSON: as empty strings).
+        was asked; ``stream_id`` is HTTP/2's, told by ``json`` alone (0: ``null``). Empty values are logged as ``-``
+        (JSON: as empty strings).
         """
         if self._writer is None:
             return
@@ -158,7 +160,9 @@ class AccessLog:
         if second != self._second:
             self._begin_second(second)
         if self._is_json:
-            line = self._json_line(now, remote, logged, status, body_bytes, duration, upstream_secs, request_id, tls)
+            line = self._json_line(
+                now, remote, logged, status, body_bytes, duration, upstream_secs, request_id, tls, stream_id
+            )
         else:
             bare = self._bare
             ms = int(duration * 1000)
@@ -267,11 +271,13 @@ class AccessLog:
         upstream_secs: float,
         request_id: bytes,
         tls: bytes,
+        stream_id: int,
     ) -> bytes:
         upstream = f"{upstream_secs:.6f}" if upstream_secs >= 0 else "null"
         return (
             f'{{"time":"{self._json_second}.{int(now % 1 * 1000):03}Z","remote":{_json_text(remote)},'
             f'"host":{_json_text(logged.host)},"request":{_json_text(logged.request_line)},"status":{status},"bytes":{body_bytes},'
             f'"referer":{_json_text(logged.referer)},"user_agent":{_json_text(logged.user_agent)},"duration_secs":{duration:.6f},'
-            f'"upstream_secs":{upstream},"request_id":{_json_text(request_id)},"tls":{_json_text(tls)}}}\n'
+            f'"upstream_secs":{upstream},"request_id":{_json_text(request_id)},"tls":{_json_text(tls)},'
+            f'"stream":{stream_id or "null"}}}\n'
         ).encode("ascii")

@@ -107,6 +107,12 @@ NAMES: tuple[str, ...] = (
     "buckets_contended",
     "buckets_forgotten",
     "log_level",
+    "http2_open",
+    "http2_streams_open",
+    "http2_connections",
+    "http2_streams",
+    "http2_stream_errors",
+    "http2_connection_errors",
 )
 
 PID = 0
@@ -196,6 +202,15 @@ BUCKETS_FORGOTTEN = 72
 """Tokens that were taken without the lock; buckets that gave way to others before they were full."""
 LOG_LEVEL = 73
 """Of the control process's page alone: the event log's level as it was set by hand, see ``record.LEVELS``; 0: not."""
+HTTP2_OPEN = 74
+HTTP2_STREAMS_OPEN = 75
+"""Of client connections; brought up to date by the heartbeat."""
+HTTP2_CONNECTIONS = 76
+HTTP2_STREAMS = 77
+HTTP2_STREAM_ERRORS = 78
+"""Streams that were reset for a fault of the client's."""
+HTTP2_CONNECTION_ERRORS = 79
+"""Connections that were ended for one, or past a bound: HTTP2_REASONS tells by reason."""
 
 ACCEPT_ERRNOS: Final = (
     *("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED", "EPROTO", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN"),
@@ -212,6 +227,23 @@ _OTHER_ERRNO_CELL: Final = ACCEPT_ERRNO_BASE + len(ACCEPT_ERRNOS) - 1
 def accept_error_cell(number: int | None) -> int:
     """The cell that counts accept errors with this errno."""
     return _ERRNO_CELLS.get(number or 0, _OTHER_ERRNO_CELL)
+
+
+HTTP2_REASONS: Final = (
+    *("preface", "frame-too-large", "frame-size", "hpack", "no-continuation", "continuation", "idle-stream"),
+    *("stream-id", "closed-stream", "padding", "no-stream", "not-on-stream-0", "push-promise", "settings-value"),
+    *("settings-window", "window-increment", "window-overflow", "window-exceeded", "goaway-id", "priority-update"),
+    *("header-list-size", "header-block-size", "continuation-flood", "settings-flood", "ping-flood", "reset-flood"),
+    *("empty-frame-flood", "priority-flood", "window-update-flood", "unknown-frame-flood", "unread-answers", OTHER),
+)
+"""One cell each, in this order, from HTTP2_REASON_BASE on: HTTP2_CONNECTION_ERRORS by reason."""
+HTTP2_REASON_BASE: Final = 192
+_REASON_CELLS: Final = {reason: HTTP2_REASON_BASE + at for at, reason in enumerate(HTTP2_REASONS)}
+
+
+def http2_reason_cell(reason: str) -> int:
+    """The cell that counts connections that were ended for ``reason``."""
+    return _REASON_CELLS.get(reason, _REASON_CELLS[OTHER])
 
 
 GAUGES: tuple[int, ...] = (
@@ -235,6 +267,8 @@ GAUGES: tuple[int, ...] = (
     LOGS_OPEN,
     GENERATIONS,
     HANDSHAKES_OPEN,
+    HTTP2_OPEN,
+    HTTP2_STREAMS_OPEN,
     MEMORY_BYTES,
     MEMORY_BASE_BYTES,
 )

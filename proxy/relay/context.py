@@ -17,6 +17,7 @@ from proxy.observe.events import Reporter
 from proxy.observe.refusals import RefusalRing
 from proxy.observe.tallies import Tallies
 from proxy.protocol.http1 import HeadCache, Limits, ResponseDecoder
+from proxy.protocol.http2 import DEFAULT_LIMITS, RequestHeads
 from proxy.route.table import RouteTable
 from proxy.stream.deadlines import Deadlines
 from proxy.upstream.pool import UpstreamGroup, UpstreamPool
@@ -44,6 +45,8 @@ class RelayContext:
         "gate",
         "groups",
         "head_cache",
+        "http2_heads",
+        "http2_limits",
         "pool",
         "refusals",
         "reporter",
@@ -91,6 +94,10 @@ class RelayContext:
         self.head_cache = HeadCache()
         self.response_cache = HeadCache()
         self.request_limits = Limits(settings.max_request_head_bytes, settings.max_request_headers)
+        self.http2_limits = DEFAULT_LIMITS._replace(
+            max_header_list_bytes=settings.max_request_head_bytes, max_fields=settings.max_request_headers
+        )
+        self.http2_heads = RequestHeads(self.http2_limits)
         self.response_limits = Limits(settings.max_response_head_bytes, MAX_RESPONSE_FIELDS)
         self.request_id_prefix = os.urandom(8).hex().encode()
         self._request_ids = count(int.from_bytes(os.urandom(4), "big"))

@@ -160,6 +160,10 @@ class Exchange:
         """Tell the client of the switch and join both sides."""
         raise NotImplementedError
 
+    def late_fields(self) -> bytes:
+        """What a request that switches to another protocol needs besides, each line after a CRLF."""
+        return b""
+
     # -- the request's way -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -196,7 +200,8 @@ class Exchange:
             forwarding = forwarded.trusted_fields(head, self._request_id)
         else:
             forwarding = b"%b%b%b" % (forwarded.plain, prepared.tail, self._request_id)
-        data = b"%b%b%b%b\r\n\r\n" % (prepared.line, host, prepared.fields, forwarding)
+        late = self.late_fields() if head.protocol else b""
+        data = b"%b%b%b%b%b\r\n\r\n" % (prepared.line, host, prepared.fields, forwarding, late)
         self._sent_at = now = monotonic()
         if self.request_done:
             connection.begin(head.method, data, now + prepared.response_timeout_secs)
@@ -424,6 +429,11 @@ class Exchange:
             self._tunnel.end()
         self._end(self._status or CLIENT_GONE, clean=False)
 
+    @property
+    def is_tunnel(self) -> bool:
+        """Whether both sides have switched to another protocol."""
+        return self._tunnel is not None
+
     def end_tunnel(self) -> None:
         """Close both sides of an open tunnel in order, after what is buffered. Without one nothing happens."""
         if self._tunnel is not None:
@@ -488,4 +498,5 @@ class Exchange:
             self._upstream_secs,
             self._request_id,
             self._client.tls_version,
+            self.stream_id,
         )

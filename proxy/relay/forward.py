@@ -27,6 +27,9 @@ VIA = b"1.1 reverse-proxy"
 PROXY_FIELD = b"proxy"
 """Not a field of HTTP; CGI turns it into HTTP_PROXY, which programs take for a proxy to use (CVE-2016-5385)."""
 
+WEBSOCKET_KEY = b"sec-websocket-key"
+"""Of no use in an extended CONNECT (RFC 8441 section 5); the proxy has its own."""
+
 X_FORWARDED = b"x-forwarded-"
 REPLACED_FIELDS = frozenset((b"forwarded", b"x-real-ip", b"x-request-id"))
 """With X-Forwarded-*: what a client says of itself. Replaced, unless a trusted proxy says it."""
@@ -101,8 +104,9 @@ class Prepared:
     def _forwarded_fields(self, head: RequestHead) -> bytes:
         route, kept_out = self.route, self.kept_out
         lines = [b""]
+        dropped = DROPPED_FIELDS if not head.protocol else DROPPED_FIELDS | {WEBSOCKET_KEY}
         for lower, name, value in head.fields:
-            if lower in kept_out or lower in DROPPED_FIELDS or lower.startswith(X_FORWARDED):
+            if lower in kept_out or lower in dropped or lower.startswith(X_FORWARDED):
                 continue
             if b"_" in lower and not self.underscores:
                 # CGI makes "_" and "-" the same, so X_Real_IP would pass for X-Real-IP.

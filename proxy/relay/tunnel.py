@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
+from typing import Protocol
 
 from proxy.observe.counters import TIMEOUTS_TUNNEL, TUNNELS_OPEN
-from proxy.stream.stream import HIGH_WATER_BYTES, Stream
+from proxy.stream.stream import HIGH_WATER_BYTES, Stream, StreamHandler
 
 HALF_CLOSED_IDLE_SECS = 60.0
 """What is left to the other side when one has ended: it is about to end too, or it has gone without a word."""
+
+
+class TunnelEnd(Protocol):
+    """What a tunnel needs of its client's side: a ``Stream``, or a stream of HTTP/2 that behaves like one."""
+
+    @property
+    def handler(self) -> StreamHandler: ...
+    @handler.setter
+    def handler(self, handler: StreamHandler) -> None: ...
+    @property
+    def half_closes(self) -> bool: ...
+    @property
+    def buffered(self) -> int: ...
+    def write(self, data: bytes) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def keep_watching(self) -> None: ...
+    def expect(self, when: float) -> None: ...
+    def shut_down_writing(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Tunnel:
@@ -30,7 +51,7 @@ class Tunnel:
 
     def __init__(
         self,
-        client: Stream,
+        client: TunnelEnd,
         upstream: Stream,
         *,
         idle_secs: float,
@@ -66,7 +87,7 @@ class Tunnel:
         if not self._ended:
             self._client.expect(monotonic() + self._idle_secs)
 
-    def count(self, source: Stream, size: int) -> None:
+    def count(self, source: TunnelEnd, size: int) -> None:
         """``size`` bytes came from ``source``."""
         if source is self._upstream:
             self.bytes_to_client += size
@@ -104,7 +125,7 @@ class _Side:
 
     __slots__ = ("_other", "_shut", "_tunnel", "ended", "stream")
 
-    def __init__(self, tunnel: Tunnel, stream: Stream, other: Stream) -> None:
+    def __init__(self, tunnel: Tunnel, stream: TunnelEnd, other: TunnelEnd) -> None:
         self._tunnel = tunnel
         self.stream = stream
         self._other = other

@@ -102,6 +102,14 @@ class ClientSession:
         """Whether a request is being answered."""
         return False
 
+    @property
+    def tunnelling(self) -> bool:
+        """Whether there is nothing under way but what has been upgraded."""
+        return False
+
+    def go_away(self) -> None:
+        """A successor serves new connections: tell the client, where its protocol has a word for it."""
+
     def answer(self, head: RequestHead) -> None:
         """Begin to answer a request."""
         raise NotImplementedError
@@ -339,11 +347,13 @@ class ClientSession:
         self._stream.write(data)
         self.linger()
 
-    def _log(self, client: bytes, logged: LoggedRequest, status: int, size: int, request_id: bytes) -> None:
+    def _log(
+        self, client: bytes, logged: LoggedRequest, status: int, size: int, request_id: bytes, stream_id: int = 0
+    ) -> None:
         context = self._context
         context.cells[REQUESTS] += 1
         context.cells[RESPONSES_1XX - 1 + status // 100] += 1
-        context.access_log.request(client, logged, status, size, 0.0, -1.0, request_id, self.tls_version)
+        context.access_log.request(client, logged, status, size, 0.0, -1.0, request_id, self.tls_version, stream_id)
 
     def note(self, reason: str, *, status: int = 0, detail: str = "") -> None:
         """Remember why this connection is refused or cut, for who asks later."""

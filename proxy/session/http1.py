@@ -6,34 +6,28 @@ import ssl
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import Protocol
 
-from proxy.observe.counters import BAD_REQUESTS, HANDSHAKES_FAILED, HANDSHAKES_OK, HANDSHAKES_TIMED_OUT, MISDIRECTED
+from proxy.observe.counters import BAD_REQUESTS, HANDSHAKES_FAILED, HANDSHAKES_OK, HANDSHAKES_TIMED_OUT
 from proxy.protocol.http1 import ProtocolError, RequestHead
 from proxy.relay.context import RelayContext
 from proxy.relay.exchange import Exchange
-from proxy.relay.forward import REFUSED_METHODS, ForwardedBy, Prepared, RedirectTo, prepare
+from proxy.relay.forward import Prepared, RedirectTo, Refusal
 from proxy.relay.http1 import Http1Exchange
 from proxy.session.client import ClientSession, Phase
+from proxy.session.http2 import Http2Session
+from proxy.session.secured import Names, SecuredSession
 from proxy.stream.stream import TlsStream
+
+HTTP2 = "h2"
+"""By ALPN (RFC 9113 section 3.2)."""
 
 TLS_VERSIONS = {"TLSv1.3": b"TLSv1.3", "TLSv1.2": b"TLSv1.2"}
 
 
-REFUSAL_COUNTERS = {400: BAD_REQUESTS, 421: MISDIRECTED}
-"""What counts a request that has no route."""
-
-
-class Names(Protocol):
-    """The names that a certificate stands for."""
-
-    def covers(self, host: bytes) -> bool: ...
-
-
-class Http1Session(ClientSession):
+class Http1Session(SecuredSession):
     """One client connection of a TLS listener."""
 
-    __slots__ = ("_covered", "_exchange", "_forwarded", "_names_of", "_peer", "_port", "_tls_version")
+    __slots__ = ("_exchange", "_succeed")
 
     def __init__(
         self,
@@ -43,15 +37,12 @@ class Http1Session(ClientSession):
         peer: str,
         port: bytes,
         names_of: Callable[[ssl.SSLSocket], Names],
+        succeed: Callable[[ClientSession, ClientSession], None],
     ) -> None:
-        super().__init__(context)
+        """``succeed`` is called with this session and its successor, where the handshake ends in another protocol."""
+        super().__init__(context, peer=peer.encode("ascii", "replace"), port=port, names_of=names_of)
         self._exchange: Http1Exchange | None = None
-        self._peer = peer.encode("ascii", "replace")
-        self._port = port
-        self._forwarded: ForwardedBy | None = None
-        self._names_of = names_of
-        self._covered: bytes | None = None
-        self._tls_version = b""
+        self._succeed = succeed
         self._stream = stream_of(self)
         self._stream.expect(monotonic() + context.settings.tls_handshake_timeout_secs)
 
@@ -60,19 +51,8 @@ class Http1Session(ClientSession):
         return self._exchange is not None
 
     @property
-    def forwarded(self) -> ForwardedBy:
-        # Made with the first request: a connection that never sends one costs nothing more.
-        if self._forwarded is None:
-            self._forwarded = ForwardedBy(self._context, self._peer, self._port)
-        return self._forwarded
-
-    @property
-    def peer(self) -> bytes:
-        return self._peer
-
-    @property
-    def tls_version(self) -> bytes:
-        return self._tls_version
+    def tunnelling(self) -> bool:
+        return self._exchange is not None and self._exchange.is_tunnel
 
     # -- the handshake -----------------------------------------------------------------------------------------------
 
@@ -81,7 +61,19 @@ class Http1Session(ClientSession):
         stream = self._stream
         assert isinstance(stream, TlsStream)
         self._tls_version = TLS_VERSIONS.get(stream.tls.version() or "", b"")
-        self.begin()
+        if stream.tls.selected_alpn_protocol() == HTTP2:
+            session = Http2Session(
+                self._context,
+                stream,
+                peer=self._peer,
+                port=self._port,
+                names_of=self._names_of,
+                tls_version=self._tls_version,
+            )
+            self._succeed(self, session)
+            session.begin()
+        else:
+            self.begin()
 
     def on_lost(self, error: OSError) -> None:
         super().on_lost(error)
@@ -126,41 +118,16 @@ class Http1Session(ClientSession):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def answer(self, head: RequestHead) -> None:
-        context = self._context
-        prepared = head.memo
-        if prepared is None:
-            prepared = head.memo = prepare(context, head)
-        if head.host != self._covered and head.method not in REFUSED_METHODS and not self._covers(head.host):
-            context.cells[MISDIRECTED] += 1
-            self.respond(head, 421, cause="misdirected")
-            return
-        gate = context.gate
-        refused = None if gate is None else gate.refuses(self.forwarded, head, prepared)
-        if refused is not None:
-            self.respond(head, refused.status, cause=refused.reason, fields=refused.fields)
-        elif type(prepared) is Prepared:
-            self._stream.write_timeout_secs = prepared.route.write_timeout_secs
-            exchange = self._exchange = Http1Exchange(context, self, head, prepared)
+        verdict = self.judge(head)
+        if type(verdict) is Prepared:
+            self._stream.write_timeout_secs = verdict.route.write_timeout_secs
+            exchange = self._exchange = Http1Exchange(self._context, self, head, verdict)
             exchange.start()
-        elif type(prepared) is RedirectTo:
-            self.respond(head, prepared.status, location=prepared.location)
+        elif type(verdict) is RedirectTo:
+            self.respond(head, verdict.status, location=verdict.location)
         else:
-            status, cause = getattr(prepared, "status", 500), getattr(prepared, "reason", "")
-            if status in REFUSAL_COUNTERS:
-                context.cells[REFUSAL_COUNTERS[status]] += 1
-            self.respond(head, status, cause=cause)
-
-    def _covers(self, host: bytes) -> bool:
-        """Whether the certificate that the client was shown stands for ``host`` (RFC 9110 section 7.4)."""
-        if self._context.routes.has_any:
-            self._covered = host
-            return True
-        stream = self._stream
-        assert isinstance(stream, TlsStream)
-        if not self._names_of(stream.tls).covers(host):
-            return False
-        self._covered = host
-        return True
+            assert type(verdict) is Refusal
+            self.respond(head, verdict.status, cause=verdict.reason, fields=verdict.fields)
 
     def on_busy_data(self) -> None:
         exchange = self._exchange

@@ -25,7 +25,7 @@ from proxy.tls.certificates import CertificateInfo, CertificateNames, LoadedCert
 from proxy.tls.selfsigned import self_signed_certificate
 
 TICKETS_A_HANDSHAKE: Final = 1
-ALPN_PROTOCOLS: Final = ["http/1.1"]
+UPSTREAM_PROTOCOLS: Final = ["http/1.1"]
 
 # TLS 1.2: forward secrecy and AEAD only. TLS 1.3 has nothing else.
 SERVER_CIPHERS: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -41,6 +41,8 @@ class ListenerCertificates:
     label: str
     minimum: str
     """The listener's min_tls_version."""
+    protocols: tuple[str, ...]
+    """What it offers by ALPN, in order of preference."""
     loaded: tuple[LoadedCertificate, ...]
     warnings: tuple[str, ...]
     """For the operator, one line each."""
@@ -58,7 +60,7 @@ class _Table:
         self.wildcards: Final[dict[str, ssl.SSLContext]] = {}
         self.names: Final[dict[ssl.SSLContext, CertificateNames]] = {}
         for certificate in certificates.loaded:
-            context = _server_context(certificate, minimum, certificates.label)
+            context = _server_context(certificate, minimum, certificates.protocols, certificates.label)
             self.names[context] = certificate.names
             for name in certificate.names.exact:
                 self.exact.setdefault(name.decode("ascii"), context)
@@ -170,7 +172,12 @@ def load_certificates(
     warnings += _unused_warnings(loaded, label)
     warnings += _uncovered_warnings(loaded, site_hosts, label)
     return ListenerCertificates(
-        label, listener.min_tls_version, tuple(loaded), tuple(warnings), not listener.certificates
+        label,
+        listener.min_tls_version,
+        listener.protocols,
+        tuple(loaded),
+        tuple(warnings),
+        not listener.certificates,
     )
 
 
@@ -209,7 +216,7 @@ def upstream_context(options: UpstreamTls, ca: bytes | None) -> ssl.SSLContext:
     # Python sets these two differently from version to version.
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.set_alpn_protocols(ALPN_PROTOCOLS)
+    context.set_alpn_protocols(UPSTREAM_PROTOCOLS)
     if ca is None:
         context.load_default_certs()
         if not context.cert_store_stats()["x509_ca"] and not _has_trust_folder():
@@ -234,14 +241,16 @@ def _bare_server_context(minimum: ssl.TLSVersion) -> ssl.SSLContext:
     context.minimum_version = minimum
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_ciphers(SERVER_CIPHERS)
-    context.set_alpn_protocols(ALPN_PROTOCOLS)
     # OpenSSL sends two; each costs a write and some 40 us of a handshake, and one does for a keep-alive client.
     context.num_tickets = TICKETS_A_HANDSHAKE
     return context
 
 
-def _server_context(certificate: LoadedCertificate, minimum: ssl.TLSVersion, label: str) -> ssl.SSLContext:
+def _server_context(
+    certificate: LoadedCertificate, minimum: ssl.TLSVersion, protocols: Sequence[str], label: str
+) -> ssl.SSLContext:
     context = _bare_server_context(minimum)
+    context.set_alpn_protocols(list(protocols))
     try:
         with _as_path(certificate.pem) as path:
             # An empty password: OpenSSL must never ask on the terminal.

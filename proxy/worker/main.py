@@ -30,6 +30,8 @@ from proxy.observe.counters import (
     GENERATIONS,
     HANDSHAKES_OPEN,
     HEARTBEAT_MS,
+    HTTP2_OPEN,
+    HTTP2_STREAMS_OPEN,
     LISTENERS_OPEN,
     LOGS_OPEN,
     LOOP_LAG_MAX_US,
@@ -47,6 +49,7 @@ from proxy.observe.refusals import RefusalRing
 from proxy.observe.tallies import Tallies
 from proxy.session.client import ClientSession
 from proxy.session.http1 import Http1Session
+from proxy.session.http2 import Http2Session
 from proxy.session.redirect import RedirectSession
 from proxy.stream.deadlines import Deadlines
 from proxy.stream.read_guard import READ_GUARD
@@ -87,7 +90,7 @@ class Worker:
         self._reporter.attach(loop)
         sys.unraisablehook = self._on_unraisable
         self._deadlines = Deadlines(loop)
-        self._sessions: set[ClientSession] = set()
+        self._sessions: dict[ClientSession, Entry] = {}
         self._done = asyncio.Event()
         self._terminations = 0
         self._reads_ended = 0
@@ -229,6 +232,7 @@ class Worker:
                 peer=_host_of(peer),
                 port=port,
                 names_of=tls.certificate_of,
+                succeed=self._succeed,
             )
         except OSError:
             # The client has gone between its connect and now; nothing to serve and nothing of ours that failed.
@@ -273,7 +277,7 @@ class Worker:
     def _register(self, session: ClientSession, permit: Permit) -> None:
         assert isinstance(permit, Entry)
         stream = session.stream
-        self._sessions.add(session)
+        self._sessions[session] = permit
         stream.on_release = functools.partial(self._released, session, permit)
         if isinstance(stream, TlsStream):
             stream.on_shaken = permit.handshake_ended
@@ -285,12 +289,19 @@ class Worker:
         except BaseException:
             stream.abort()
             raise
-        if not stream.closed:
+        if not stream.closed and session in self._sessions:
             permit.seat(session, owing_secs=stream.owing_secs() if permit.evicts else 0.0)
+
+    def _succeed(self, session: ClientSession, successor: ClientSession) -> None:
+        """Another protocol has been agreed on: its session takes the place of the one that shook hands."""
+        permit = self._sessions.pop(session)
+        self._sessions[successor] = permit
+        successor.stream.on_release = functools.partial(self._released, successor, permit)
+        permit.seat(successor)
 
     def _released(self, session: ClientSession, permit: Permit) -> None:
         permit.release()
-        self._sessions.discard(session)
+        del self._sessions[session]
         session.released()
         if self._relay.draining:
             self._go_on_draining()
@@ -335,6 +346,8 @@ class Worker:
             if not self._terminations:
                 front.accepting.start()
         old.retire(prepared.generation)
+        for session in list(self._sessions):
+            session.go_away()
         access = self._relay.access
         if access is not None:
             # A ban is meant now, and not when its connections have ended.
@@ -370,6 +383,8 @@ class Worker:
         self._retiring = True
         for relay in self._relays:
             relay.draining = True
+        for session in list(self._sessions):
+            session.go_away()
         # Where the successor has fewer workers or listeners, nobody else would take who waits in the queue.
         self._close_fronts(AcceptLoop.finish)
         self._cells[READY] = 0
@@ -390,7 +405,7 @@ class Worker:
             self._done.set()
         elif self._retiring and not self._terminations:
             return
-        elif len(self._sessions) <= self._cells[TUNNELS_OPEN]:
+        elif len(self._sessions) <= self._cells[TUNNELS_OPEN] and all(one.tunnelling for one in self._sessions):
             # Tunnels never end by themselves, so they do not keep the process; but all else comes first.
             self._end_tunnels()
 
@@ -411,6 +426,9 @@ class Worker:
         cells[GENERATIONS] = len(self._relays)
         self._tallies.publish()
         cells[REQUESTS_ACTIVE] = sum(relay.requests_active for relay in self._relays)
+        http2 = [session for session in self._sessions if isinstance(session, Http2Session)]
+        cells[HTTP2_OPEN] = len(http2)
+        cells[HTTP2_STREAMS_OPEN] = sum(session.open_streams for session in http2)
         self._pool.publish()
         publish_descriptors(cells)
         self._beat_due = monotonic() + HEARTBEAT_SECS

@@ -120,7 +120,7 @@ def test_the_combined_form(rig: Rig) -> None:
 def test_the_json_form(rig: Rig) -> None:
     log = rig.open(form="json")
     ask(log)
-    ask(log, upstream_secs=-1.0)
+    ask(log, upstream_secs=-1.0, stream_id=7)
     assert log.close(WAIT_SECS)
     first, second = (json.loads(line) for line in rig.path.read_text().splitlines())
     assert first == {
@@ -136,9 +136,11 @@ def test_the_json_form(rig: Rig) -> None:
         "upstream_secs": 0.0119,
         "request_id": "0123abcd",
         "tls": "TLSv1.3",
+        "stream": None,
     }
     assert list(second) == list(first)
     assert second["upstream_secs"] is None
+    assert second["stream"] == 7
 
 
 COMBINED = re.compile(
