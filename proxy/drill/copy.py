@@ -31,6 +31,8 @@ DRAIN_TIMEOUT_SECS = 5.0
 OWN_DESCRIPTORS = 300
 """What the drill itself needs besides its attackers: good clients, probes, its own files."""
 
+EVENTS_SHOWN, EVENT_CHARS = 5, 400
+
 NOT_PLAYED = ("access_lists", "allow", "deny", "drain_delay_secs", "rate_limits", "trusted_proxies", "user", "group")
 """Keys that the copy leaves at their defaults: they judge clients and users that a drill does not have."""
 
@@ -69,8 +71,7 @@ def copy_of(settings: Settings, *, folder: str, ports: Ports, upstream_port: int
         "access_log": settings.access_log.model_copy(update={"path": os.path.join(folder, "access.log")}),
         "event_log": settings.event_log.model_copy(update={"path": os.path.join(folder, "event.log"), "level": "info"}),
     }
-    if not capped:
-        changes["max_connections_per_client"] = None
+    changes["client_cap_exempt"] = () if capped else ("127.0.0.0/8",)
     changes["max_connections"] = affordable_permits(settings)
     return settings.model_copy(update=changes)
 
@@ -147,7 +148,7 @@ def running_copy(settings: Settings, run_worker: RunWorker, *, capped: bool) -> 
             )
         os.close(write_end)
         with os.fdopen(read_end, "rb") as said:
-            _await_ready(said.fileno(), pid)
+            _await_ready(said.fileno(), pid, copied.event_log.path)
         yield Copy(copied, folder, ports, pid)
     finally:
         if pid:
@@ -187,7 +188,7 @@ def _entry(
     return entry
 
 
-def _await_ready(descriptor: int, pid: int) -> None:
+def _await_ready(descriptor: int, pid: int, event_log: str) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_SECS
     os.set_blocking(descriptor, False)
     while time.monotonic() < deadline:
@@ -198,8 +199,18 @@ def _await_ready(descriptor: int, pid: int) -> None:
             continue
         if said == "ready":
             return
-        raise StartError(f"the copy did not start: {said or f'process {pid} ended without a word'}")
+        told = f"the copy did not start: {said or f'process {pid} ended without a word'}"
+        raise StartError("\n".join([told, *_tail(event_log)]))
     raise StartError(f"the copy was not ready in {READY_TIMEOUT_SECS:.0f} s")
+
+
+def _tail(path: str) -> list[str]:
+    """The last lines of a log that is about to be removed, the start of each."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return [f"  {line.rstrip()[:EVENT_CHARS]}" for line in file][-EVENTS_SHOWN:]
+    except OSError:
+        return []
 
 
 def _end(pid: int) -> None:

@@ -20,15 +20,17 @@ from typing import Any
 
 from proxy.drill.clients import Answer, Attackers, GoodClients, HealthLook
 from proxy.drill.copy import LOOPBACK, Copy
+from proxy.errors import StartError
 
 ATTACKERS_AT, TAKEN_AT, GIVEN_BACK_AT = 0.1, 0.6, 0.8
 TAKEN_BELOW = 4
 """So many descriptors less than are open become the limit."""
 
+COUNTED_EVERY_SECS = 1.1
 SETTLE_SECS = 20.0
 """For the last clients to be let go: more than a handshake may last by default."""
 
-ATTACKER_ADDRESSES = tuple(f"127.0.1.{number}" for number in range(1, 33))
+ATTACKER_ADDRESSES = tuple(f"127.0.1.{number}" for number in range(1, 7))
 GOOD_ADDRESSES = tuple(f"127.0.2.{number}" for number in range(1, 17))
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -62,7 +64,6 @@ class Figures:
 class Hooks:
     """What a round does to the proxy that it is played against, at its moments."""
 
-    at_rest: Callable[[], Awaitable[None]]
     take: Callable[[], Awaitable[None]]
     give_back: Callable[[], Awaitable[None]]
 
@@ -76,7 +77,6 @@ async def timeline(*, secs: float, good: GoodClients, attackers: Attackers, hook
 
     async with _running(good.run()):
         await until(ATTACKERS_AT)
-        await hooks.at_rest()
         async with _running(attackers.run()):
             await until(TAKEN_AT)
             try:
@@ -98,11 +98,7 @@ class _Round:
         self._before: dict[int, tuple[int, int]] = {}
         self._taken_at = 0.0
         self._cpu_taken = 0.0
-        self.rest = (0, 0)
         self.cpu_percent_while_taken = 0.0
-
-    async def at_rest(self) -> None:
-        self.rest = await _held(self._copy)
 
     async def take(self) -> None:
         self._taken_at, self._cpu_taken = monotonic(), cpu_secs(self._copy.pid)
@@ -123,13 +119,15 @@ async def play(copy: Copy, *, name: str, secs: float, one_address: bool) -> Figu
     good = GoodClients(copy.ports.https, (LOOPBACK,) if one_address else GOOD_ADDRESSES)
     health = HealthLook(copy.ports.health)
     noted = _Round(copy)
+    await good.once()
+    at_rest = await _at_rest(copy)
     began, cpu_began, log_began = monotonic(), cpu_secs(copy.pid), len(copy.event_log())
     async with _running(health.run()):
         given_back_at = await timeline(
-            secs=secs, good=good, attackers=attackers, hooks=Hooks(noted.at_rest, noted.take, noted.give_back)
+            secs=secs, good=good, attackers=attackers, hooks=Hooks(noted.take, noted.give_back)
         )
     used_secs, lasted_secs = cpu_secs(copy.pid) - cpu_began, monotonic() - began
-    leaked = await _settle(copy, noted.rest)
+    leaked = await _leaked(copy, at_rest)
     log = copy.event_log()[log_began:]
     return Figures(
         round=name,
@@ -171,19 +169,31 @@ async def _status(copy: Copy) -> dict[str, Any]:
 
 
 async def _held(copy: Copy) -> tuple[int, int]:
-    """Permits, and descriptors that neither clients nor pooled upstream connections hold, over all workers."""
+    """Permits, and descriptors that no pooled upstream connection holds, over all workers. For a copy without clients:
+    descriptors are counted once a second, the others at once."""
     workers = (await _status(copy))["workers"]
     permits = sum(worker["permits_held"] for worker in workers)
-    clients = sum(worker["connections"] + worker["upstream_open"] for worker in workers)
-    return permits, sum(worker["descriptors_open"] for worker in workers) - clients
+    return permits, sum(worker["descriptors_open"] - worker["upstream_open"] for worker in workers)
 
 
-async def _settle(copy: Copy, rest: tuple[int, int]) -> tuple[int, int]:
+async def _at_rest(copy: Copy) -> int:
+    """The descriptors that a copy without clients holds, read twice the same."""
+    last = None
+    for _ in range(int(SETTLE_SECS / COUNTED_EVERY_SECS)):
+        permits, descriptors = await _held(copy)
+        if permits == 0 and descriptors == last:
+            return descriptors
+        last = descriptors
+        await asyncio.sleep(COUNTED_EVERY_SECS)
+    raise StartError(f"the copy holds permits or descriptors without a client after {SETTLE_SECS:g} s")
+
+
+async def _leaked(copy: Copy, at_rest: int) -> tuple[int, int]:
     """Permits still held, and descriptors more than at rest, once all clients have gone."""
     deadline = monotonic() + SETTLE_SECS
     while True:
         permits, descriptors = await _held(copy)
-        leaked = permits, max(0, descriptors - rest[1])
+        leaked = permits, max(0, descriptors - at_rest)
         if leaked == (0, 0) or monotonic() > deadline:
             return leaked
         await asyncio.sleep(0.2)

@@ -25,12 +25,14 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 
 def missed(figures: Figures, bars: Drill) -> list[str]:
     """Each bar that ``figures`` miss, with what was found and what was needed."""
-    wanted = 2 * figures.permits
     good_percent, recovery_secs = f"{figures.good_percent:.2f} %", f"{figures.recovery_secs:.2f} s"
     judged = (
         (
-            figures.attackers_arrived == wanted,
-            f"only {figures.attackers_arrived} of {wanted} attackers came through: this drill proves nothing",
+            figures.attackers_arrived > figures.permits,
+            (
+                f"only {figures.attackers_arrived} attackers came through in time, and there are {figures.permits} "
+                "permits: this drill proves nothing; give it more seconds"
+            ),
         ),
         (
             figures.good_percent >= bars.min_good_percent,
