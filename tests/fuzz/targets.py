@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from proxy.protocol.http1 import CLOSED, Limits, ProtocolError, RequestDecoder, RequestHead, ResponseDecoder
 from proxy.route.path import PathError, normalize_path
+from tests.fuzz import http2_targets
 
 LIMITS = Limits(max_head_bytes=4096, max_fields=64)
 MAX_EVENTS = 10_000
@@ -91,5 +92,7 @@ def paths(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "http1_requests": requests,
     "http1_responses": responses,
+    "http2_client": http2_targets.client,
+    "http2_server": http2_targets.server,
     "paths": paths,
 }
