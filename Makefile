@@ -27,6 +27,7 @@ lint: setup-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m proxy.config.reference --check
+	$(BIN)/python -m tests.role_readme --check
 	$(BIN)/yamllint --strict .
 	PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline --quiet --profile production
 	! command -v shellcheck >/dev/null || shellcheck --external-sources $(SCRIPTS)
