@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 from proxy.config.schema import Settings
@@ -132,3 +133,8 @@ class RelayContext:
         except ValueError:
             return False
         return any(parsed in network for network in self._networks)
+    def least_rate_until(self, since: float, head_bytes: int) -> float:
+        """Until when a request's head that began at ``since`` may take, as so much of it has come (monotonic secs)."""
+        rate = self.settings.min_request_head_bytes_per_sec
+        return since + self.settings.min_rate_grace_secs + head_bytes / rate if rate else inf
+

@@ -23,10 +23,12 @@ from math import inf
 from time import monotonic
 from typing import Protocol
 
+from proxy.limit.pace import Pace
 from proxy.observe.counters import (
     REQUESTS,
     RESPONSES_1XX,
     TIMEOUTS_BODY,
+    TIMEOUTS_SLOW,
     TIMEOUTS_UPSTREAM,
     TIMEOUTS_WRITE,
     UNDERSCORE_FIELDS_DROPPED,
@@ -72,6 +74,7 @@ class Exchange:
         "_ended",
         "_forwarded",
         "_head",
+        "_pace",
         "_pending",
         "_prepared",
         "_request_body_bytes",
@@ -109,6 +112,14 @@ class Exchange:
         self._tunnel: Tunnel | None = None
         self.request_done = not head.has_body
         self._awaits_continue = head.expect_continue
+        self._pace: Pace | None = None
+        route = prepared.route
+        if head.has_body and route.min_request_body_bytes_per_sec:
+            self._pace = Pace(
+                route.min_request_body_bytes_per_sec,
+                grace_secs=context.settings.min_rate_grace_secs,
+                longest_secs=route.request_body_timeout_secs,
+            )
         context.requests_active += 1
         if prepared.underscore_fields:
             context.cells[UNDERSCORE_FIELDS_DROPPED] += prepared.underscore_fields
@@ -219,6 +230,19 @@ class Exchange:
         """How long the client may be silent inside its body: while it waits for 100 (Continue), it is the upstream that
         owes something."""
         return inf if self._awaits_continue else self._prepared.route.request_body_timeout_secs
+    def body_deadline(self, now: float) -> float:
+        """When the client is late with the next piece of its body (monotonic secs).
+
+        Once the response has begun, both may go on as they like: nobody waits for the body alone.
+        """
+        pace, idle = self._pace, now + self.body_timeout_secs
+        return idle if pace is None or self._awaits_continue or self._status else min(idle, pace.wait(now))
+
+    def hold_body(self) -> None:
+        """The client is not waited for: no more of its body is taken now."""
+        if self._pace is not None:
+            self._pace.rest(monotonic())
+
 
     @property
     def holds_back(self) -> bool:
@@ -230,6 +254,8 @@ class Exchange:
         """A piece of the request body, decoded."""
         if self._awaits_continue:
             self._continue()
+        if self._pace is not None:
+            self._pace.moved(len(data), monotonic())
         self._request_body_bytes += len(data)
         limit = self._prepared.route.max_request_body_bytes
         if limit is not None and self._request_body_bytes > limit:
@@ -266,6 +292,8 @@ class Exchange:
 
     def body_timed_out(self) -> None:
         """The client has not sent any of its body for too long."""
+        now = monotonic()
+        self._context.cells[TIMEOUTS_SLOW] += self._pace is not None and self._pace.wait(now) <= now
         self._context.cells[TIMEOUTS_BODY] += 1
         self.reject_request(408, "body-timeout")
 

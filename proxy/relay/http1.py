@@ -120,6 +120,7 @@ class Http1Exchange(Exchange):
 
     def open_tunnel(self, connection: UpstreamConnection, response: PreparedResponse) -> Tunnel:
         client, asked = self._client, self._prepared.upgrade
+        client.stream.min_write_rate = 0
         assert asked is not None
         client.stream.write(b"%bConnection: Upgrade\r\nUpgrade: %b\r\n\r\n" % (response.start, asked))
         return Tunnel(

@@ -88,6 +88,7 @@ class Http2Exchange(Exchange):
         while not self._ended and not self.request_done:
             if self.holds_back:
                 self._input_deadline = inf
+                self.hold_body()
                 return
             if held:
                 data = held.popleft()
@@ -98,7 +99,7 @@ class Http2Exchange(Exchange):
                 self._input_deadline = inf
                 self.on_request_end(self._end_of_body)
             else:
-                self.expect_input(monotonic() + self.body_timeout_secs)
+                self.expect_input(self.body_deadline(monotonic()))
                 return
 
     # -- the response ------------------------------------------------------------------------------------------------

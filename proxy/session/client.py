@@ -16,6 +16,7 @@ from proxy.observe.counters import (
     RESPONSES_1XX,
     TIMEOUTS_HEADER,
     TIMEOUTS_IDLE,
+    TIMEOUTS_SLOW,
     TIMEOUTS_WRITE,
 )
 from proxy.protocol.http1 import CLOSED, ProtocolError, RequestDecoder, RequestHead
@@ -199,6 +200,8 @@ class ClientSession:
         """See ``StreamHandler``."""
         if self._phase is Phase.HEAD and self._decoder is not None and self._decoder.started:
             self._context.cells[TIMEOUTS_HEADER] += 1
+            least = self._context.least_rate_until(self._head_since, self._decoder.buffered)
+            self._context.cells[TIMEOUTS_SLOW] += least <= monotonic()
             self.refuse(408, HEADER_TIMEOUT)
             return
         if self._phase is Phase.IDLE:
@@ -270,10 +273,11 @@ class ClientSession:
             if not self._head_since:
                 self._head_since = now
             total = self._head_since + settings.header_total_timeout_secs
-            self._stream.expect(min(now + settings.header_timeout_secs, total))
+            least = self._context.least_rate_until(self._head_since, decoder.buffered)
+            self._stream.expect(min(now + settings.header_timeout_secs, total, least))
             self._stream.keep_watching()
         elif self._served:
-            if self._context.draining:
+            if self._context.draining and not self._context.retiring:
                 self._closing = True
                 self._stream.close()
                 return
@@ -284,7 +288,7 @@ class ClientSession:
         """The answer has been written; ``close``: the connection ends after it. ``clean``: see ``linger``."""
         if self._closing or self._stream.closed:
             return
-        if close or self._context.draining:
+        if close or (self._context.draining and not self._context.retiring):
             self.linger(clean)
             return
         self._phase = Phase.IDLE

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 from time import monotonic
 
-from proxy.observe.counters import BAD_REQUESTS, HANDSHAKES_FAILED, HANDSHAKES_OK, HANDSHAKES_TIMED_OUT
+from proxy.observe.counters import BAD_REQUESTS, HANDSHAKES_FAILED, HANDSHAKES_OK, HANDSHAKES_TIMED_OUT, TIMEOUTS_SLOW
 from proxy.protocol.http1 import ProtocolError, RequestHead
 from proxy.relay.context import RelayContext
 from proxy.relay.exchange import Exchange
@@ -147,6 +147,7 @@ class Http1Session(SecuredSession):
             if exchange.holds_back:
                 stream.pause_reading()
                 stream.read_deadline = inf
+                exchange.hold_body()
                 return
             try:
                 event = decoder.next_event()
@@ -156,7 +157,7 @@ class Http1Session(SecuredSession):
                 return
             if event is None:
                 stream.resume_reading()
-                stream.expect(monotonic() + exchange.body_timeout_secs)
+                stream.expect(exchange.body_deadline(monotonic()))
                 stream.keep_watching()
                 return
             if type(event) is bytes:
@@ -181,6 +182,7 @@ class Http1Session(SecuredSession):
         self._give_up()
 
     def on_write_deadline(self) -> None:
+        self._context.cells[TIMEOUTS_SLOW] += self._stream.too_slow
         if self._exchange is not None:
             self._closing = True
             self._exchange.client_stopped_reading()

@@ -23,6 +23,7 @@ from proxy.observe.counters import (
     HTTP2_STREAMS,
     TIMEOUTS_HEADER,
     TIMEOUTS_IDLE,
+    TIMEOUTS_SLOW,
     TIMEOUTS_WRITE,
     http2_reason_cell,
 )
@@ -63,7 +64,7 @@ NOT_SUPPORTED = Refusal(501, "protocol")
 class Http2Session(SecuredSession):
     """Takes the stream over from the session that the handshake was made with; ``begin`` follows."""
 
-    __slots__ = ("_exchanges", "_going", "_in_wakeup", "_touched", "_waiting", "codec")
+    __slots__ = ("_exchanges", "_going", "_head_begins_at", "_in_wakeup", "_touched", "_waiting", "codec")
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class Http2Session(SecuredSession):
         self._touched: list[int] = []
         self._in_wakeup = False
         self._going = False
+        self._head_begins_at = 0
 
     @property
     def busy(self) -> bool:
@@ -204,10 +206,14 @@ class Http2Session(SecuredSession):
         settings, now = self._context.settings, monotonic()
         if not self._head_since:
             self._head_since = now
+            self._head_begins_at = self._stream.bytes_read
         self._phase = Phase.HEAD
         total = self._head_since + settings.header_total_timeout_secs
         if self.codec.started:
-            self._stream.expect(min(now + settings.header_timeout_secs, total))
+            # Nothing else may come inside a head (RFC 9113 section 6.10).
+            size = self._stream.bytes_read - self._head_begins_at
+            least = self._context.least_rate_until(self._head_since, size)
+            self._stream.expect(min(now + settings.header_timeout_secs, total, least))
         self._stream.keep_watching()
 
     # -- told by what waits for the client's window ------------------------------------------------------------------
@@ -224,6 +230,10 @@ class Http2Session(SecuredSession):
     def waits_no_more(self, stream_id: int) -> None:
         """The client has taken all there was."""
         self._waiting.pop(stream_id, None)
+
+    def count_slow(self) -> None:
+        """A stream was taken too slowly."""
+        self._context.cells[TIMEOUTS_SLOW] += 1
 
     def stalled(self, stream_id: int) -> None:
         """The client has taken nothing of the stream for too long, although it is its turn."""
@@ -417,7 +427,7 @@ class Http2Session(SecuredSession):
 class _Waiting:
     """Something of a stream waits in the codec: the client must take some of it in time (``Deadlined``)."""
 
-    __slots__ = ("_left", "_session", "_stream_id", "_timeout_secs", "_when", "due")
+    __slots__ = ("_least", "_left", "_session", "_since", "_stream_id", "_timeout_secs", "_when", "due")
 
     def __init__(self, session: Http2Session, stream_id: int) -> None:
         self._session = session
@@ -425,8 +435,14 @@ class _Waiting:
         self.due = inf
         exchange = session.exchange_of(stream_id)
         self._timeout_secs = session.stream.write_timeout_secs if exchange is None else exchange.write_timeout_secs
+        self._least = 0
+        if exchange is None or not exchange.is_tunnel:
+            self._least = session.stream.min_write_rate
+        if self._least:
+            self._timeout_secs = max(self._timeout_secs, session.stream.rate_grace_secs)
         self._left = self._measure()
-        self._when = monotonic() + self._timeout_secs
+        self._since = monotonic()
+        self._when = self._since + self._timeout_secs
         session.deadlines.watch(self, self._when)
 
     def _measure(self) -> int:
@@ -445,11 +461,15 @@ class _Waiting:
             session.waits_no_more(stream_id)
             return
         left = self._measure()
-        if left == self._left and session.codec.stalled(stream_id):
+        taken, secs = self._left - left, now - self._since
+        if (not taken or taken < self._least * secs) and session.codec.stalled(stream_id):
+            if taken:
+                session.count_slow()
             session.stalled(stream_id)
             return
         # It went on, or what the client has room for waits for other streams, which is not its fault.
         self._left = left
+        self._since = now
         self._when = now + self._timeout_secs
         session.deadlines.watch(self, self._when)
 

@@ -15,11 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import socket
 import ssl
 import struct
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable
 from math import inf
@@ -105,8 +108,10 @@ class Stream:
         "_fd",
         "_loop",
         "_output",
+        "_rate_due",
         "_reading",
         "_sock",
+        "_taken",
         "_unwatched",
         "_write_deadline",
         "buffered",
@@ -115,8 +120,11 @@ class Stream:
         "closed",
         "due",
         "handler",
+        "min_write_rate",
         "on_release",
+        "rate_grace_secs",
         "read_deadline",
+        "too_slow",
         "write_timeout_secs",
     )
 
@@ -135,6 +143,12 @@ class Stream:
         self.handler = handler
         self.on_release: Callable[[], None] | None = None
         self.write_timeout_secs = write_timeout_secs
+        self.min_write_rate = 0
+        """Bytes a second that a peer must take at least while output is buffered, over ``write_timeout_secs`` (or over
+        ``rate_grace_secs``, where that is longer); 0: any rate. For the user to set before anything is written."""
+        self.rate_grace_secs = 0.0
+        self.too_slow = False
+        """With ``on_write_deadline``: it was for that."""
         self._output: deque[bytes | memoryview] | None = None
         self.buffered = 0
         self.bytes_read = 0
@@ -148,6 +162,8 @@ class Stream:
         self.due = inf
         self.read_deadline = inf
         self._write_deadline = inf
+        self._rate_due = inf
+        self._taken = 0
 
     def start(self) -> None:
         """Begin to read."""
@@ -170,10 +186,13 @@ class Stream:
         """See ``Deadlined``."""
         if self._write_deadline <= now:
             self._write_deadline = inf
-            if self._closing:
+            if self._goes_on_taking(now):
+                pass
+            elif self._closing:
                 self._release()
                 return
-            self.handler.on_write_deadline()
+            else:
+                self.handler.on_write_deadline()
         elif self.read_deadline <= now:
             self.read_deadline = inf
             self.handler.on_read_deadline()
@@ -323,12 +342,42 @@ class Stream:
             self._output = deque((memoryview(data)[sent:],))
             self.buffered = size - sent
             self._loop.add_writer(self._fd, self._on_writable)
+            self._taken = self._taken_by_peer()
+            self._rate_due = monotonic() + self._rate_secs
             self._write_progress()
 
     def _write_progress(self) -> None:
-        self._write_deadline = when = monotonic() + self.write_timeout_secs
+        self._write_deadline = when = min(monotonic() + self.write_timeout_secs, self._rate_due)
         if when < self.due:
             self._deadlines.watch(self, when)
+
+    @property
+    def _rate_secs(self) -> float:
+        return max(self.rate_grace_secs, self.write_timeout_secs) if self.min_write_rate else inf
+
+    def _taken_by_peer(self) -> int:
+        """Bytes that are neither buffered here nor waiting in the kernel: that takes far more than a slow peer."""
+        waiting = bytearray(4)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._fd, termios.TIOCOUTQ, waiting)
+        return self.bytes_written - self.buffered - int.from_bytes(waiting, sys.byteorder)
+
+    def _goes_on_taking(self, now: float) -> bool:
+        """Whether the peer has taken enough since it was last looked at; then the write deadline begins anew.
+
+        The kernel tells room for more only when a third of its buffer is free: progress that only it has seen counts.
+        """
+        if self._output is None:
+            return False
+        taken = self._taken_by_peer()
+        self.too_slow = now >= self._rate_due and taken - self._taken < self.min_write_rate * self._rate_secs
+        if self.too_slow or (now < self._rate_due and taken <= self._taken):
+            return False
+        self._taken = taken
+        if now >= self._rate_due:
+            self._rate_due = now + self._rate_secs
+        self._write_progress()
+        return True
 
     def _on_writable(self) -> None:
         output = self._output

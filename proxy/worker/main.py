@@ -257,7 +257,11 @@ class Worker:
         return True
 
     def _tls_stream(self, sock: ssl.SSLSocket, session: Http1Session) -> TlsStream:
-        return TlsStream(self._loop, sock, self._deadlines, session, self._generation.settings.write_timeout_secs)
+        settings = self._generation.settings
+        stream = TlsStream(self._loop, sock, self._deadlines, session, settings.write_timeout_secs)
+        stream.min_write_rate = settings.min_response_bytes_per_sec
+        stream.rate_grace_secs = settings.min_rate_grace_secs
+        return stream
 
     def _accept_redirect(
         self, _listener: BoundListener, port: bytes, sock: socket.socket, peer: object, permit: Permit
