@@ -27,6 +27,7 @@ from proxy.drill.run import MIN_DRILL_SECS, drill
 from proxy.errors import EXIT_OK, EXIT_RUNTIME, EXIT_USAGE, ConfigError, OperatorError
 from proxy.master import quickstart
 from proxy.master.activation import take_inherited
+from proxy.master.blackbox import black_boxes, show_black_boxes
 from proxy.master.check import check
 from proxy.master.crew import Helper
 from proxy.master.daemonize import PidFile, daemonize, require_log_files, run_again
@@ -36,6 +37,7 @@ from proxy.master.stop import stop
 from proxy.master.supervisor import Supervisor
 from proxy.master.tables import show_budget, show_level, show_why
 from proxy.master.upgrade import Handover, take_over
+from proxy.observe.blackbox import folder_of
 from proxy.observe.record import LEVELS
 from proxy.worker.main import run_worker
 
@@ -197,6 +199,13 @@ def _parser() -> argparse.ArgumentParser:
     level.add_argument("--json", action="store_true", help="for programs")
     level.set_defaults(command=_log_level)
 
+    boxes = commands.add_parser(
+        "blackbox", help="what was recorded when a worker ran out of something", allow_abbrev=False
+    )
+    _ask_where(boxes)
+    boxes.add_argument("--json", action="store_true", help="for programs")
+    boxes.set_defaults(command=_blackbox)
+
     why = commands.add_parser("why", help="the last refused or cut connections, with the reason", allow_abbrev=False)
     why.add_argument("address", nargs="?", type=_address, metavar="ADDRESS", help="only of this client")
     _ask_where(why)
@@ -335,6 +344,15 @@ def _budget(options: argparse.Namespace) -> int:
 def _why(options: argparse.Namespace) -> int:
     target = "/why" if options.address is None else f"/why?{urlencode({'address': options.address})}"
     return _show(options, look(_admin_sockets(options), target), show_why)
+
+
+def _blackbox(options: argparse.Namespace) -> int:
+    # With a file it needs nobody who answers: the records are for the time after, too.
+    if options.config is not None:
+        folder = folder_of(load_settings(options.config).state_dir)
+    else:
+        folder = str(fetch_status(_admin_sockets(options))["black_box"])
+    return _show(options, black_boxes(folder), show_black_boxes)
 
 
 def _log_level(options: argparse.Namespace) -> int:

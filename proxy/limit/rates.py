@@ -17,7 +17,7 @@ Fields = tuple[tuple[bytes, bytes], ...]
 class Rate:
     """One limit. ``scope`` names whose it is; with the client it is the bucket's key.
 
-    A token comes each ``interval_ns``, and ``tolerance_ns`` is the time of those that a burst may take beyond the first.
+    A token comes each ``interval_ns``; ``tolerance_ns`` is the time of those that a burst may take beyond the first.
     """
 
     scope: str

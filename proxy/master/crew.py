@@ -29,6 +29,7 @@ from proxy.master.traces import RemoteTraceback, Traces
 from proxy.master.upgrade import Handover
 from proxy.net.clients import client_rows
 from proxy.observe import counters
+from proxy.observe.blackbox import folder_of, open_file
 from proxy.observe.counters import CounterBook
 from proxy.observe.events import ChannelReporter, open_channel
 from proxy.observe.shared_tables import SharedTables
@@ -88,6 +89,7 @@ class Crew:
         self.control_book = CounterBook(2)  # the control process's page, and the master's
         self._clients = SharedTables(plan.workers, client_rows(plan.budget.max_connections, plan.workers))
         self._buckets = Buckets()
+        self._black_box: int | None = None
         self._read_end, self._channel = open_channel()
         self.reporter = ChannelReporter("master", self._channel, None)
         self._traces = Traces()
@@ -116,7 +118,29 @@ class Crew:
                 sock.close()
             self._orders[child.slot] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._orders[child.slot][0].setblocking(False)
-        child.start(time.monotonic())
+            self._black_box = self._open_black_box(child.slot)
+        try:
+            child.start(time.monotonic())
+        finally:
+            if self._black_box is not None:
+                os.close(self._black_box)
+                self._black_box = None
+
+    def _open_black_box(self, slot: int) -> int | None:
+        """By the master, so that the worker needs no right to the folder; by each start anew, so that no other process
+        has it. None, and told, where it cannot be."""
+        folder = folder_of(self.running.settings.state_dir)
+        try:
+            return open_file(folder, slot)
+        except OSError as error:
+            self.reporter.report(
+                "black_box.unavailable",
+                "no black box: a resource error will leave no record",
+                level="info",
+                folder=folder,
+                error=str(error.strerror),
+            )
+            return None
 
     def reap(self) -> list[tuple[Child, str]]:
         """The children that have ended, with how. Orphans, which PID 1 of a container inherits, are reaped too."""
@@ -207,6 +231,7 @@ class Crew:
             channel=self._channel,
             orders=self._orders[slot][1],
             buckets=self._buckets,
+            black_box=self._black_box,
             upstream_trust=self.running.tls.upstream,
         )
 
@@ -269,6 +294,7 @@ class Crew:
             **facts,
             "pid": self.pid,
             "config": self._config,
+            "black_box": folder_of(self.running.settings.state_dir),
             "generation": self.running.number,
             "last_reload": self._stage.last_reload,
             "ended": self._ended,

@@ -98,6 +98,8 @@ class ChannelReporter:
         self._tallies: dict[str, _Tally] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.on_report: Callable[[str, Mapping[str, Value]], None] | None = None
+        """Is told each occurrence, whatever becomes of it here; must not raise."""
 
     def report(
         self,
@@ -110,6 +112,8 @@ class ChannelReporter:
     ) -> None:
         """Tell one occurrence (see ``Reporter.report``)."""
         self._cells[counters.EVENTS_REPORTED] += 1
+        if self.on_report is not None:
+            self.on_report(signature, fields)
         tally = self._tallies.get(signature)
         if tally is None:
             tally = self._new_tally(signature, level)

@@ -72,6 +72,7 @@ class ClientSession:
         "_phase",
         "_served",
         "_stream",
+        "opened_at",
     )
 
     def __init__(self, context: RelayContext) -> None:
@@ -84,6 +85,8 @@ class ClientSession:
         self._closing = False
         self._served = False
         self._idle_secs = context.settings.connection_idle_timeout_secs
+        self.opened_at = monotonic()
+        """For the black box; monotonic seconds."""
 
     @property
     def stream(self) -> Stream:

@@ -42,4 +42,6 @@ class WorkerContext:
     channel: socket.socket
     orders: socket.socket
     buckets: Buckets
+    black_box: int | None
+    """The descriptor of the slot's black box, if it could be opened."""
     upstream_trust: Mapping[UpstreamTls, UpstreamTrust]

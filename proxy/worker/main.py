@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import os
@@ -55,6 +56,7 @@ from proxy.stream.deadlines import Deadlines
 from proxy.stream.read_guard import READ_GUARD
 from proxy.stream.stream import Stream, TlsStream
 from proxy.upstream.pool import UpstreamPool
+from proxy.worker.blackbox import BlackBox
 from proxy.worker.context import BoundListener, WorkerContext
 from proxy.worker.generation import Generation, OpenLogs, Workshop
 from proxy.worker.takeover import Prepared, Takeover, bound_listeners
@@ -147,6 +149,17 @@ class Worker:
         self._redirect_admission = admission(self._redirect_permits, handshakes=None, cap=None)
         self._fronts = {one.label: self._front(one) for one in (*context.https, *context.redirect)}
         self._takeover = Takeover(
+        self._black_box: BlackBox | None = None
+        if context.black_box is not None:
+            with contextlib.suppress(OSError):
+                self._black_box = BlackBox(
+                    context.slot,
+                    context.black_box,
+                    cells,
+                    sessions=lambda: self._sessions,
+                    settings=lambda: self._generation.settings,
+                )
+                self._reporter.on_report = self._black_box.on_report
             workshop, context.orders, current=lambda: self._generation, commit=self._switch, retire=self._retire
         )
 
@@ -299,6 +312,7 @@ class Worker:
     def _succeed(self, session: ClientSession, successor: ClientSession) -> None:
         """Another protocol has been agreed on: its session takes the place of the one that shook hands."""
         permit = self._sessions.pop(session)
+        successor.opened_at = session.opened_at
         self._sessions[successor] = permit
         successor.stream.on_release = functools.partial(self._released, successor, permit)
         permit.seat(successor)
@@ -351,6 +365,8 @@ class Worker:
                 front.accepting.start()
         old.retire(prepared.generation)
         for session in list(self._sessions):
+        if self._black_box is not None:
+            self._black_box.reloaded()
             session.go_away()
         access = self._relay.access
         if access is not None:
