@@ -56,6 +56,7 @@ class RelayContext:
         "requests_active",
         "response_cache",
         "response_limits",
+        "retiring",
         "routes",
         "settings",
         "tallies",
@@ -90,6 +91,8 @@ class RelayContext:
         self.gate: Gate | None = None
         """What requests must pass, where something is configured."""
         self.draining = False
+        self.retiring = False
+        """While draining: a successor serves, and whoever was not told of the end gets one more answer."""
         self.requests_active = 0
         # The memos hang on the heads (RequestHead.memo), so the caches live and die with the generation.
         self.head_cache = HeadCache()

@@ -383,7 +383,7 @@ class Worker:
             self._done.set()
             return
         for relay in self._relays:
-            relay.draining = True
+            relay.draining, relay.retiring = True, False
         # The master closes its own ends: whoever connects from now on is refused, instead of waiting for nobody.
         self._close_fronts(AcceptLoop.stop)
         self._pool.close_idle()
@@ -402,7 +402,7 @@ class Worker:
         """
         self._retiring = True
         for relay in self._relays:
-            relay.draining = True
+            relay.draining = relay.retiring = True
         for session in list(self._sessions):
             session.go_away()
         # Where the successor has fewer workers or listeners, nobody else would take who waits in the queue.

@@ -200,6 +200,23 @@ def test_what_is_under_way_ends_intact(generations: StartGenerations, upstream: 
     assert one.status()["pid"] == line.pid
 
 
+def test_an_answer_that_did_not_tell_of_the_end_is_followed_by_one_that_does(
+    generations: StartGenerations, upstream: Callable[..., RawUpstream]
+) -> None:
+    """Its head was on its way before the upgrade: the next request may be on its way before the end is known."""
+    peer = Peer()
+    line = generations(upstream=upstream(peer).url)
+    with line.one.connect() as wire:
+        wire.send(b"GET /down HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert b"connection: close" not in wire.read_head().lower()
+        line.upgrade()
+        peer.release.set()
+        wire.read_exactly(2 * HALF_BYTES)
+        last = wire.request(GET)
+        assert (last.status, last.get("Connection")) == (200, "close")
+        assert wire.at_end()
+
+
 def test_permits_of_the_generations_are_separate(
     generations: StartGenerations, upstream: Callable[..., RawUpstream]
 ) -> None:
