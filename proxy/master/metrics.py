@@ -71,6 +71,9 @@ TOTALS: tuple[tuple[str, int, str], ...] = (
     ("upstream_queue_full_total", counters.UPSTREAM_QUEUE_FULL, "Requests that found the queue full (503)."),
     ("black_boxes_total", counters.BLACK_BOXES, "Records of resource errors, see the command blackbox."),
     ("bad_requests_total", counters.BAD_REQUESTS, "Requests that were refused as malformed."),
+    ("http2_connections_total", counters.HTTP2_CONNECTIONS, "Client connections that agreed on HTTP/2."),
+    ("http2_streams_total", counters.HTTP2_STREAMS, "Requests that came on them."),
+    ("http2_stream_errors_total", counters.HTTP2_STREAM_ERRORS, "Streams that were reset for the client's fault."),
     ("dropped_underscore_fields_total", counters.UNDERSCORE_FIELDS_DROPPED, "Request fields with an underscore."),
     ("upstream_connects_total", counters.UPSTREAM_CONNECTS, "Connections to upstreams that were tried."),
     ("upstream_connect_failures_total", counters.UPSTREAM_CONNECT_FAILURES, "Of these, the ones that failed."),
@@ -97,6 +100,8 @@ HANDSHAKES: tuple[tuple[str, int], ...] = (
 )
 TIMEOUTS: tuple[tuple[str, int], ...] = (
     ("header", counters.TIMEOUTS_HEADER),
+    ("http2_open_connections", counters.HTTP2_OPEN, "Of the client connections, those of HTTP/2."),
+    ("http2_open_streams", counters.HTTP2_STREAMS_OPEN, "Their streams, answers that are not taken yet included."),
     ("idle", counters.TIMEOUTS_IDLE),
     ("body", counters.TIMEOUTS_BODY),
     ("write", counters.TIMEOUTS_WRITE),

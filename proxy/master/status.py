@@ -20,6 +20,8 @@ WORKER_KEYS: tuple[tuple[str, int], ...] = (
     ("upstream_idle", counters.UPSTREAM_IDLE),
     ("upstream_queued", counters.UPSTREAM_QUEUED),
     ("tunnels", counters.TUNNELS_OPEN),
+    ("http2_connections", counters.HTTP2_OPEN),
+    ("http2_streams", counters.HTTP2_STREAMS_OPEN),
     ("requests", counters.REQUESTS),
     ("requests_active", counters.REQUESTS_ACTIVE),
     ("generations", counters.GENERATIONS),

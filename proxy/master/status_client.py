@@ -156,7 +156,10 @@ def _listeners(listeners: Sequence[dict[str, Any]]) -> Table:
 
 
 def _workers(workers: Sequence[dict[str, Any]]) -> Table:
-    columns = ("worker", "pid", "state", "connections", "permits", "upstream", "tunnels", "requests", "descriptors")
+    columns = (
+        *("worker", "pid", "state", "connections", "permits", "streams", "upstream", "tunnels", "requests"),
+        "descriptors",
+    )
     rows = [
         (
             one["slot"],
@@ -164,6 +167,7 @@ def _workers(workers: Sequence[dict[str, Any]]) -> Table:
             "ready" if one["ready"] else "not ready",
             one["connections"],
             f"{one['permits_held']} of {one['permits']}",
+            one["http2_streams"],
             one["upstream_open"],
             one["tunnels"],
             one["requests"],
