@@ -104,10 +104,10 @@ class Worker:
             loop,
             self._deadlines,
             limit=context.upstream_permits,
+            max_queued=shares(settings.max_queued_requests, context.workers)[context.slot],
             queue_timeout_secs=settings.upstream_queue_timeout_secs,
             idle_timeout_secs=settings.upstream_idle_timeout_secs,
             make_decoder=lambda: self._relay.new_response_decoder(),  # noqa: PLW0108 - made below
-            max_queued=shares(settings.max_queued_requests, context.workers)[context.slot],
             reporter=self._reporter,
             cells=cells,
         )
@@ -121,11 +121,11 @@ class Worker:
             RefusalRing(cells),
             context.buckets,
             OpenLogs(loop, cells, self._reporter),
+            context.slot,
+            context.workers,
         )
         self._generation = Generation(workshop, settings, context.upstream_trust, None)
         self._relay = self._generation.relay
-            context.slot,
-            context.workers,
         self._relays = workshop.alive
         self._logs = workshop.logs
         self._pool.groups = self._generation.groups
@@ -148,7 +148,6 @@ class Worker:
         # Not by client: a redirect is answered and closed at once, and the next browser may come from the same network.
         self._redirect_admission = admission(self._redirect_permits, handshakes=None, cap=None)
         self._fronts = {one.label: self._front(one) for one in (*context.https, *context.redirect)}
-        self._takeover = Takeover(
         self._black_box: BlackBox | None = None
         if context.black_box is not None:
             with contextlib.suppress(OSError):
@@ -160,6 +159,7 @@ class Worker:
                     settings=lambda: self._generation.settings,
                 )
                 self._reporter.on_report = self._black_box.on_report
+        self._takeover = Takeover(
             workshop, context.orders, current=lambda: self._generation, commit=self._switch, retire=self._retire
         )
 
@@ -311,8 +311,8 @@ class Worker:
 
     def _succeed(self, session: ClientSession, successor: ClientSession) -> None:
         """Another protocol has been agreed on: its session takes the place of the one that shook hands."""
-        permit = self._sessions.pop(session)
         successor.opened_at = session.opened_at
+        permit = self._sessions.pop(session)
         self._sessions[successor] = permit
         successor.stream.on_release = functools.partial(self._released, successor, permit)
         permit.seat(successor)
@@ -337,6 +337,7 @@ class Worker:
         self._pool.configure(
             prepared.generation.groups,
             limit=order.upstream_permits,
+            max_queued=shares(settings.max_queued_requests, self._context.workers)[self._context.slot],
             queue_timeout_secs=settings.upstream_queue_timeout_secs,
             idle_timeout_secs=settings.upstream_idle_timeout_secs,
         )
@@ -348,7 +349,6 @@ class Worker:
         self._redirect_permits.resize(order.redirect_permits)
         self._cells[PERMITS] = order.permits
         in_service = {label: front.listener for label, front in self._fronts.items()}
-            max_queued=shares(settings.max_queued_requests, self._context.workers)[self._context.slot],
         wanted = {listener.label: listener for listener in bound_listeners(prepared, in_service)}
         for label in set(self._fronts) - set(wanted):
             front = self._fronts.pop(label)
@@ -364,9 +364,9 @@ class Worker:
             if not self._terminations:
                 front.accepting.start()
         old.retire(prepared.generation)
-        for session in list(self._sessions):
         if self._black_box is not None:
             self._black_box.reloaded()
+        for session in list(self._sessions):
             session.go_away()
         access = self._relay.access
         if access is not None:
