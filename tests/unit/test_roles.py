@@ -56,8 +56,8 @@ def test_fallbacks_are_the_other_roles_defaults(role: str) -> None:
         if found is None or found[2] == role:
             continue
         theirs = defaults(found[2])[found[1]]
-        if found[3].startswith("playbook_dir ~ "):
-            assert f"{{{{ playbook_dir }}}}{found[3].removeprefix('playbook_dir ~ ')[1:-1]}" == theirs, name
+        if found[3].startswith("role_path ~ "):
+            assert f"{{{{ role_path }}}}{found[3].removeprefix('role_path ~ ')[1:-1]}" == theirs, name
         else:
             assert yaml.safe_load(found[3]) == theirs, name
 
