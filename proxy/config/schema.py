@@ -244,6 +244,15 @@ class RouteOptions(Model):
         ),
         examples=[["http://127.0.0.1:3000"]],
     )
+    upstream_protocol: Literal["http/1.1", "h2"] | None = Field(
+        None,
+        description=(
+            "What is spoken to the upstreams. `h2` is what gRPC needs: to `http://` and `unix:` without negotiation "
+            "(h2c), to `https://` by ALPN, else 502. Streams that may be silent for long want longer "
+            "`upstream_response_timeout_secs` and `request_body_timeout_secs`, `min_request_body_bytes_per_sec = 0`. "
+            "WebSockets pass to `http/1.1` only."
+        ),
+    )
     balance: Literal["round_robin", "least_connections"] | None = Field(
         None, description="How one of several upstreams is chosen."
     )
@@ -306,6 +315,7 @@ class RouteOptions(Model):
 
 
 INHERITED_DEFAULTS: Final[dict[str, Any]] = {
+    "upstream_protocol": "http/1.1",
     "balance": "round_robin",
     "max_fails": 3,
     "fail_timeout_secs": 10.0,

@@ -17,7 +17,7 @@ _DEFAULT_PORTS: Final[dict[str, int]] = {"http": 80, "https": 443}
 _SCHEME_HINTS: Final = {
     "ws": "write http://: WebSocket upgrades pass through it",
     "wss": "write https://: WebSocket upgrades pass through it",
-    "h2c": "upstreams are spoken to in HTTP/1.1: write http://",
+    "h2c": 'write http:// and, beside upstreams, upstream_protocol = "h2"',
     "tcp": "upstreams speak HTTP: write http:// or https://",
 }
 

@@ -18,7 +18,7 @@ from proxy.observe.events import Reporter
 from proxy.observe.refusals import RefusalRing
 from proxy.observe.tallies import Tallies
 from proxy.protocol.http1 import HeadCache, Limits, ResponseDecoder
-from proxy.protocol.http2 import DEFAULT_LIMITS, RequestHeads
+from proxy.protocol.http2 import DEFAULT_LIMITS, ClientConnection, Rate, RequestHeads, ResponseHeads
 from proxy.route.table import RouteTable
 from proxy.stream.deadlines import Deadlines
 from proxy.upstream.pool import UpstreamGroup, UpstreamPool
@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from proxy.relay.gate import Gate
 
 MAX_RESPONSE_FIELDS = 256
+
+UPSTREAM_LIMITS = DEFAULT_LIMITS._replace(
+    max_concurrent_streams=1_000,
+    max_fields=MAX_RESPONSE_FIELDS,
+    resets=Rate(2_000, 500),
+    pings=Rate(2_000, 500),
+    empty_frames=Rate(2_000, 500),
+)
+"""Of connections to upstreams: many clients share one, so that what each may do adds up."""
 
 
 class RelayContext:
@@ -48,6 +57,8 @@ class RelayContext:
         "head_cache",
         "http2_heads",
         "http2_limits",
+        "http2_response_heads",
+        "http2_response_limits",
         "pool",
         "refusals",
         "reporter",
@@ -103,6 +114,8 @@ class RelayContext:
         )
         self.http2_heads = RequestHeads(self.http2_limits)
         self.response_limits = Limits(settings.max_response_head_bytes, MAX_RESPONSE_FIELDS)
+        self.http2_response_limits = UPSTREAM_LIMITS._replace(max_header_list_bytes=settings.max_response_head_bytes)
+        self.http2_response_heads = ResponseHeads(self.http2_response_limits)
         self.request_id_prefix = os.urandom(8).hex().encode()
         self._request_ids = count(int.from_bytes(os.urandom(4), "big"))
         self._date_second = 0
@@ -114,6 +127,10 @@ class RelayContext:
     def new_response_decoder(self) -> ResponseDecoder:
         """The decoder of one upstream connection."""
         return ResponseDecoder(self.response_limits, self.response_cache)
+
+    def new_upstream_codec(self) -> ClientConnection:
+        """The codec of one upstream connection of HTTP/2."""
+        return ClientConnection(self.http2_response_limits, self.http2_response_heads)
 
     def new_request_id(self) -> bytes:
         """32 hexadecimal digits, different for each request of each worker."""
@@ -127,6 +144,11 @@ class RelayContext:
             self._date = formatdate(second, usegmt=True).encode()
         return self._date
 
+    def least_rate_until(self, since: float, head_bytes: int) -> float:
+        """Until when a request's head that began at ``since`` may take, as so much of it has come (monotonic secs)."""
+        rate = self.settings.min_request_head_bytes_per_sec
+        return since + self.settings.min_rate_grace_secs + head_bytes / rate if rate else inf
+
     def trusts(self, address: str) -> bool:
         """Whether ``address`` is one of ``trusted_proxies``; what is not an IP address is not."""
         if not self._networks:
@@ -136,8 +158,3 @@ class RelayContext:
         except ValueError:
             return False
         return any(parsed in network for network in self._networks)
-    def least_rate_until(self, since: float, head_bytes: int) -> float:
-        """Until when a request's head that began at ``since`` may take, as so much of it has come (monotonic secs)."""
-        rate = self.settings.min_request_head_bytes_per_sec
-        return since + self.settings.min_rate_grace_secs + head_bytes / rate if rate else inf
-

@@ -41,7 +41,7 @@ from proxy.relay.answer import CLIENT_GONE, PreparedResponse, prepare_response
 from proxy.relay.context import RelayContext
 from proxy.relay.forward import ForwardedBy, Prepared
 from proxy.relay.tunnel import Tunnel
-from proxy.upstream.connection import UpstreamConnection
+from proxy.upstream.connection import UpstreamConnection, UpstreamLink
 from proxy.upstream.pool import Pending, UpstreamFailure
 
 IDEMPOTENT_METHODS = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
@@ -97,7 +97,7 @@ class Exchange:
         self._client = client
         self._head = head
         self._prepared = prepared
-        self._connection: UpstreamConnection | None = None
+        self._connection: UpstreamLink | None = None
         self._pending: Pending | None = None
         self._forwarded = forwarded = client.forwarded
         self._request_id = forwarded.request_id(head) if forwarded.trusted else context.new_request_id()
@@ -180,20 +180,19 @@ class Exchange:
     def start(self) -> None:
         """Get a connection to the upstream and send the request's head on it."""
         got = self._context.pool.acquire(self._prepared.group, self)
-        if type(got) is UpstreamConnection:
-            self._send_request(got)
-        elif type(got) is Pending:
+        if type(got) is Pending:
             self._pending = got
-        else:
-            assert type(got) is UpstreamFailure
+        elif type(got) is UpstreamFailure:
             self.on_upstream_failed(got)
+        else:
+            self._send_request(got)  # type: ignore[arg-type]
 
     @property
     def client_address(self) -> bytes:
         """See ``Acquirer``."""
         return self._forwarded.client(self._head)
 
-    def on_upstream_ready(self, connection: UpstreamConnection) -> None:
+    def on_upstream_ready(self, connection: UpstreamLink) -> None:
         """See ``Acquirer``."""
         self._pending = None
         self._send_request(connection)
@@ -203,7 +202,7 @@ class Exchange:
         self._pending = None
         self._fail(failure.status, failure.reason)
 
-    def _send_request(self, connection: UpstreamConnection) -> None:
+    def _send_request(self, connection: UpstreamLink) -> None:
         self._connection = connection
         head, prepared, forwarded = self._head, self._prepared, self._forwarded
         host = prepared.host or connection.backend.host_header
@@ -230,6 +229,7 @@ class Exchange:
         """How long the client may be silent inside its body: while it waits for 100 (Continue), it is the upstream that
         owes something."""
         return inf if self._awaits_continue else self._prepared.route.request_body_timeout_secs
+
     def body_deadline(self, now: float) -> float:
         """When the client is late with the next piece of its body (monotonic secs).
 
@@ -243,7 +243,6 @@ class Exchange:
         if self._pace is not None:
             self._pace.rest(monotonic())
 
-
     @property
     def holds_back(self) -> bool:
         """Whether no more of the request body can be taken now."""
@@ -254,9 +253,9 @@ class Exchange:
         """A piece of the request body, decoded."""
         if self._awaits_continue:
             self._continue()
+        self._request_body_bytes += len(data)
         if self._pace is not None:
             self._pace.moved(len(data), monotonic())
-        self._request_body_bytes += len(data)
         limit = self._prepared.route.max_request_body_bytes
         if limit is not None and self._request_body_bytes > limit:
             self.reject_request(413, "body-too-large")
@@ -291,10 +290,10 @@ class Exchange:
             self._cut(reason, detail)
 
     def body_timed_out(self) -> None:
-        """The client has not sent any of its body for too long."""
+        """The client has not sent any of its body for too long, or too little."""
+        self._context.cells[TIMEOUTS_BODY] += 1
         now = monotonic()
         self._context.cells[TIMEOUTS_SLOW] += self._pace is not None and self._pace.wait(now) <= now
-        self._context.cells[TIMEOUTS_BODY] += 1
         self.reject_request(408, "body-timeout")
 
     def on_upstream_write_failed(self) -> None:
@@ -382,21 +381,30 @@ class Exchange:
         if self._status:
             self.on_response_cut_short()
             return
-        if (
-            connection.uses > 1
-            and not connection.received
-            and self._retries < MAX_RETRIES
-            and self._head.method in IDEMPOTENT_METHODS
-            and not self._head.has_body
-        ):
+        if self._retries < MAX_RETRIES and self._may_be_sent_again(connection):
             self._retries += 1
             self._context.cells[UPSTREAM_RETRIES] += 1
             self._connection = None
             connection.release(request_done=False)
             self.start()
             return
+        if connection.unprocessed:
+            self._fail(503, "upstream-refused")
+            return
         self._upstream_failed("no-response", "an upstream closed the connection without a response", error=error)
         self._fail(502, "upstream-no-response")
+
+    def _may_be_sent_again(self, connection: UpstreamLink) -> bool:
+        """Whether nothing of the request was seen or, where it was, twice is as good as once (RFC 9110 section 9.2.2,
+        RFC 9113 section 8.7); a body that was passed on is gone."""
+        if connection.unprocessed:
+            return not self._head.has_body or not (self._request_body_bytes or self.request_done)
+        return (
+            connection.uses > 1
+            and not connection.received
+            and self._head.method in IDEMPOTENT_METHODS
+            and not self._head.has_body
+        )
 
     def on_response_invalid(self, reason: str) -> None:
         """See ``UpstreamUser``."""
@@ -431,7 +439,7 @@ class Exchange:
 
     def _switch_protocols(self, head: ResponseHead) -> None:
         asked, connection = self._prepared.upgrade, self._connection
-        assert connection is not None
+        assert isinstance(connection, UpstreamConnection)  # the codec of HTTP/2 refuses 101
         if asked is None or asked not in head.upgrade or not self.request_done:
             self.on_response_invalid("unrequested-101")
             return

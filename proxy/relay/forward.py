@@ -87,7 +87,9 @@ class Prepared:
         self.logged = logged_request(head)
         self.tally = context.tallies.of(route.site_name, head.method)
         self.response_timeout_secs = route.upstream_response_timeout_secs
-        self.upgrade = next((name for name in head.upgrade if name in route.upgrade_protocols), None)
+        # Only HTTP/1.1 has upgrades.
+        offered = () if self.group.http2 else head.upgrade
+        self.upgrade = next((name for name in offered if name in route.upgrade_protocols), None)
         self.line = b"%b %b HTTP/1.1\r\nHost: " % (head.method, path)
         self.underscore_fields = 0
         self.underscores = context.settings.underscores_in_headers

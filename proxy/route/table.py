@@ -41,6 +41,7 @@ class RouteEntry:
     site_name: str
     path: str
     upstreams: tuple[str, ...]
+    upstream_protocol: str
     balance: str
     max_fails: int
     fail_timeout_secs: float
@@ -212,6 +213,7 @@ def _route_entry(
         site_name=site_name,
         path=path,
         upstreams=resolve("upstreams"),
+        upstream_protocol=resolve("upstream_protocol"),
         balance=resolve("balance"),
         max_fails=resolve("max_fails"),
         fail_timeout_secs=float(resolve("fail_timeout_secs")),

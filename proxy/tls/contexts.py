@@ -203,7 +203,9 @@ def upstream_trust(options: UpstreamTls) -> UpstreamTrust:
     return UpstreamTrust(ca, upstream_context(options, ca))
 
 
-def upstream_context(options: UpstreamTls, ca: bytes | None) -> ssl.SSLContext:
+def upstream_context(
+    options: UpstreamTls, ca: bytes | None, protocols: Sequence[str] = UPSTREAM_PROTOCOLS
+) -> ssl.SSLContext:
     """Return a client-side context that verifies the chain and the host name (``server_hostname`` when wrapping).
 
     An end of stream without close_notify is an ``ssl.SSLError`` of OpenSSL's here: only so can a body that lasts until
@@ -216,7 +218,7 @@ def upstream_context(options: UpstreamTls, ca: bytes | None) -> ssl.SSLContext:
     # Python sets these two differently from version to version.
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.set_alpn_protocols(UPSTREAM_PROTOCOLS)
+    context.set_alpn_protocols(list(protocols))
     if ca is None:
         context.load_default_certs()
         if not context.cert_store_stats()["x509_ca"] and not _has_trust_folder():

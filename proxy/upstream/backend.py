@@ -12,7 +12,8 @@ from proxy.stream.connect import Endpoint
 
 if TYPE_CHECKING:
     from proxy.upstream.connection import UpstreamConnection
-    from proxy.upstream.pool import UpstreamGroup
+    from proxy.upstream.http2 import Http2Upstream
+    from proxy.upstream.pool import Pending, UpstreamGroup
 
 
 class Backend:
@@ -32,13 +33,16 @@ class Backend:
         "ejected_until",
         "endpoints",
         "fail_timeout_secs",
+        "followers",
         "group",
         "host_header",
         "idle",
         "label",
+        "leader",
         "max_fails",
         "retired",
         "server_name",
+        "sessions",
         "tls",
     )
 
@@ -59,6 +63,12 @@ class Backend:
         self.server_name = server_name or address.host
         self.endpoints: tuple[Endpoint, ...] = ()
         self.idle: list[UpstreamConnection] = []
+        self.sessions: list[Http2Upstream] = []
+        """Connections of HTTP/2, in use or not."""
+        self.leader: Pending | None = None
+        """Who connects, so that others need not: one connection of HTTP/2 is for many."""
+        self.followers: dict[Pending, None] = {}
+        """Those others."""
         self.group: UpstreamGroup | None = None
         self.active = 0
         self.retired = False
@@ -99,6 +109,21 @@ class Backend:
             )
             for host in hosts
         )
+
+    def free_session(self) -> Http2Upstream | None:
+        """A connection of HTTP/2 that takes one more request."""
+        for session in self.sessions:
+            if session.free:
+                return session
+        return None
+
+    def count_open(self) -> int:
+        """Its connections."""
+        return len(self.sessions) or self.active + len(self.idle)
+
+    def count_idle(self) -> int:
+        """Those that nobody uses."""
+        return len(self.idle) + sum(session.idle for session in self.sessions)
 
     def next_endpoint(self) -> Endpoint | None:
         """The addresses of the name in turn; None while it has none."""

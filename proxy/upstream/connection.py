@@ -1,4 +1,4 @@
-"""One connection to a backend: carries one exchange at a time in HTTP/1.1, or waits in its backend's pool.
+"""One connection to a backend: carries one exchange at a time, in HTTP/1.1, or waits in its backend's pool.
 
 This is the seam towards the upstream's protocol: an exchange gives it a request (``begin``, ``write_body``,
 ``end_body``) and is told the response by events (``UpstreamUser``). What is on the wire is known here only.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from proxy.protocol.http1 import (
     CLOSED,
@@ -68,11 +68,47 @@ class UpstreamUser(Protocol):
         """Nothing came, or the request was not read, for too long."""
 
 
+class UpstreamLink(Protocol):
+    """What an exchange holds of its upstream: a connection of HTTP/1.1, or a stream of one of HTTP/2."""
+
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def uses(self) -> int:
+        """How many requests its connection has carried, this one included."""
+
+    @property
+    def received(self) -> bool:
+        """Whether anything of the response has come."""
+
+    @property
+    def unprocessed(self) -> bool:
+        """Whether the backend has said that it did not act on the request."""
+
+    @property
+    def holds_back(self) -> bool: ...
+    @property
+    def reading(self) -> bool: ...
+
+    def begin(self, method: bytes, head: bytes, deadline: float) -> None: ...
+    def begin_with_body(self, method: bytes, head: bytes, chunked: bool) -> None: ...
+    def flush_head(self) -> None: ...
+    def write_body(self, data: bytes) -> None: ...
+    def end_body(self, trailers: Trailers) -> None: ...
+    def expect(self, when: float) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> bool: ...
+    def keep_watching(self) -> None: ...
+    def release(self, request_done: bool) -> None: ...
+
+
 class UpstreamConnection:
     """Owns the stream to a backend from the moment it is connected until it is closed.
 
     A connection without a user is idle: anything that comes in then (an unsolicited response, the end) closes it.
     """
+
+    unprocessed: Final = False
 
     __slots__ = (
         "_broken",

@@ -28,11 +28,13 @@ from proxy.observe.counters import (
 from proxy.observe.events import Reporter
 from proxy.observe.rows import BACKEND_EJECTED, BACKEND_FAILURES, BACKEND_IDLE, BACKEND_OPEN, Rows
 from proxy.protocol.http1 import ResponseDecoder
+from proxy.protocol.http2 import ClientConnection
 from proxy.stream.connect import Connector, ConnectTimeoutError
 from proxy.stream.deadlines import Deadlines
 from proxy.stream.stream import Stream
 from proxy.upstream.backend import Backend
-from proxy.upstream.connection import UpstreamConnection, UpstreamUser
+from proxy.upstream.connection import UpstreamConnection, UpstreamLink, UpstreamUser
+from proxy.upstream.http2 import Http2Request, Http2Upstream, speaks_http2
 from proxy.upstream.queue import FairQueue
 
 OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
@@ -55,7 +57,7 @@ class Acquirer(UpstreamUser, Protocol):
     def client_address(self) -> bytes:
         """Who takes turns in the queue."""
 
-    def on_upstream_ready(self, connection: UpstreamConnection) -> None: ...
+    def on_upstream_ready(self, connection: UpstreamLink) -> None: ...
     def on_upstream_failed(self, failure: UpstreamFailure) -> None: ...
 
 
@@ -64,6 +66,8 @@ class RouteOptions(Protocol):
 
     @property
     def upstreams(self) -> tuple[str, ...]: ...
+    @property
+    def upstream_protocol(self) -> str: ...
     @property
     def balance(self) -> str: ...
     @property
@@ -87,6 +91,7 @@ class UpstreamGroup:
         "_next",
         "backends",
         "connect_timeout_secs",
+        "http2",
         "in_use",
         "limit",
         "max_queued",
@@ -106,6 +111,7 @@ class UpstreamGroup:
             )
             for upstream in options.upstreams
         )
+        self.http2 = options.upstream_protocol == "h2"
         self.connect_timeout_secs = options.upstream_connect_timeout_secs
         self.write_timeout_secs = options.write_timeout_secs
         self._least = options.balance == "least_connections"
@@ -151,10 +157,15 @@ class UpstreamGroup:
             backend.retired = True
             while backend.idle:
                 backend.idle.pop().stream.close()
+            for session in list(backend.sessions):
+                session.retire()
 
 
 class Pending:
-    """A request for a connection that could not be met at once: it is connecting, or it waits in the queue."""
+    """A request for a connection that could not be met at once: it is connecting, or it waits in the queue.
+
+    Towards a backend of HTTP/2 one connects (``Backend.leader``), and the others wait for that connection.
+    """
 
     __slots__ = (
         "_attempts",
@@ -164,6 +175,7 @@ class Pending:
         "backend",
         "client",
         "due",
+        "following",
         "group",
         "has_place",
         "tried",
@@ -179,6 +191,8 @@ class Pending:
         """Whether it counts in ``group.in_use``; else it waits for that."""
         self.until = inf
         """When it has waited long enough, in whatever queue."""
+        self.following = False
+        """Whether it is one of its backend's ``followers``."""
         self.client = b""
         self.tried: list[Backend] = []
         self.backend: Backend | None = None
@@ -195,7 +209,13 @@ class Pending:
         if self._connector is not None:
             self._connector.cancel()
             self._connector = None
+            followers = self._step_down()
             self._pool.closed()
+            self._pool.regroup(followers)
+        elif self.following:
+            assert self.backend is not None
+            self.following = False
+            del self.backend.followers[self]
         else:
             self._pool.leave_queue(self)
         if self.has_place:
@@ -235,6 +255,8 @@ class Pending:
             backend = another
             endpoint = backend.next_endpoint()
         self.backend = backend
+        if self.group.http2 and backend.leader is None:
+            backend.leader = self
         self._attempts += 1
         self._pool.connecting()
         self._connector = Connector(
@@ -254,7 +276,19 @@ class Pending:
         user, backend = self.user, self.backend
         assert user is not None
         assert backend is not None
+        if self.group.http2 and not speaks_http2(stream):
+            stream.abort()
+            self._on_failed(OSError(errno.EPROTO, "it does not offer h2 by ALPN, which upstream_protocol asks for"))
+            return
         self.user = None
+        if self.group.http2:
+            followers = self._step_down()
+            session = self._pool.adopt_session(backend, stream)
+            user.on_upstream_ready(session.take(user))
+            self._pool.regroup(followers)
+            if backend.retired:
+                session.retire()
+            return
         connection = self._pool.adopt(backend, stream)
         connection.user = user
         connection.uses = 1
@@ -275,13 +309,38 @@ class Pending:
             self._pool.backend_failed(backend, failure.reason)
             self.tried.append(backend)
             self._attempts = 0
+            followers = self._step_down()
             another = self.group.choose(self.tried)
             if another is not None and self.connect(another):
+                self._pool.regroup(followers, backend, failure)
                 return
+        else:
+            followers = self._step_down()
         self.user = None
         self._pool.closed()
         user.on_upstream_failed(failure)
         self._pool.left(self.group)
+        self._pool.regroup(followers, backend, failure)
+
+    # -- of HTTP/2 ---------------------------------------------------------------------------------------------------
+
+    def follow(self, backend: Backend) -> None:
+        """Wait for the connection that another one makes."""
+        self.backend = backend
+        self.following = True
+        backend.followers[self] = None
+
+    def _step_down(self) -> list[Pending]:
+        """Connect no more, whatever came of it; those that waited for it need another."""
+        backend = self.backend
+        if backend is None or backend.leader is not self:
+            return []
+        backend.leader = None
+        followers = list(backend.followers)
+        backend.followers.clear()
+        for follower in followers:
+            follower.following = False
+        return followers
 
 
 class UpstreamPool:
@@ -297,6 +356,7 @@ class UpstreamPool:
         queue_timeout_secs: float,
         idle_timeout_secs: float,
         make_decoder: Callable[[], ResponseDecoder],
+        make_codec: Callable[[], ClientConnection],
         reporter: Reporter,
         cells: memoryview,
     ) -> None:
@@ -312,6 +372,7 @@ class UpstreamPool:
         self._queue_timeout_secs = queue_timeout_secs
         self._idle_timeout_secs = idle_timeout_secs
         self._make_decoder = make_decoder
+        self._make_codec = make_codec
         self._reporter = reporter
         self._cells = cells
         self._rows = Rows(cells)
@@ -319,7 +380,7 @@ class UpstreamPool:
         self._queue: FairQueue[Pending] = FairQueue()
         self._serving_queue = False
 
-    def acquire(self, group: UpstreamGroup, user: Acquirer) -> UpstreamConnection | Pending | UpstreamFailure:
+    def acquire(self, group: UpstreamGroup, user: Acquirer) -> UpstreamLink | Pending | UpstreamFailure:
         """A pooled connection at once; else a ``Pending`` that will call ``user``; else why there is none.
 
         Where backends stand in ``group`` several times or are ejected is the group's business. Raises nothing.
@@ -334,11 +395,13 @@ class UpstreamPool:
 
     def _acquire(
         self, group: UpstreamGroup, user: Acquirer, waited: Pending | None
-    ) -> UpstreamConnection | Pending | UpstreamFailure:
+    ) -> UpstreamLink | Pending | UpstreamFailure:
         """For a request that has its place in ``group``; ``waited``: what it waited for that with."""
         backend = group.choose(())
         if backend is None:
             return UpstreamFailure(503, "upstreams-ejected")
+        if group.http2:
+            return self._acquire_stream(group, user, waited, backend)
         if not self._queue:
             while backend.idle:
                 connection = backend.idle.pop()
@@ -351,6 +414,48 @@ class UpstreamPool:
         else:
             pending = waited or Pending(self, group, user)
         return self._enqueue(pending, self._queue)
+
+    def _acquire_stream(
+        self, group: UpstreamGroup, user: Acquirer, waited: Pending | None, backend: Backend
+    ) -> Http2Request | Pending | UpstreamFailure:
+        """A stream of a connection that is there, or is being made; else of a new one."""
+        session = backend.free_session()
+        if session is not None:
+            self.reused += 1
+            return session.take(user)
+        pending = waited or Pending(self, group, user)
+        if backend.leader is not None:
+            pending.follow(backend)
+            return pending
+        if not self._queue and self._make_room():
+            return self._connect(pending, backend) or pending
+        return self._enqueue(pending, self._queue)
+
+    def regroup(
+        self, pendings: Sequence[Pending], failed: Backend | None = None, failure: UpstreamFailure | None = None
+    ) -> None:
+        """Those that waited for a connection of HTTP/2: there is one now, or ``failed`` cannot be reached."""
+        for pending in pendings:
+            user, group = pending.user, pending.group
+            if user is None:
+                continue
+            if failed is not None:
+                pending.tried.append(failed)
+            backend = group.choose(pending.tried)
+            if backend is not None:
+                self._hand_over(pending, user, self._acquire_stream(group, user, pending, backend))
+            else:
+                self._hand_over(pending, user, failure or UpstreamFailure(503, "upstreams-ejected"))
+
+    def _hand_over(self, pending: Pending, user: Acquirer, got: UpstreamLink | Pending | UpstreamFailure) -> None:
+        if got is pending:
+            return
+        pending.user = None
+        if type(got) is UpstreamFailure:
+            user.on_upstream_failed(got)
+            self.left(pending.group)
+        else:
+            user.on_upstream_ready(got)  # type: ignore[arg-type]
 
     def _wait_for_place(self, group: UpstreamGroup, user: Acquirer) -> Pending | UpstreamFailure:
         if len(group.waiting) >= group.max_queued:
@@ -396,15 +501,7 @@ class UpstreamPool:
                 pending.has_place = True
                 group.in_use += 1
                 got = self._acquire(group, user, pending)
-                if got is pending:
-                    continue
-                pending.user = None
-                if type(got) is UpstreamConnection:
-                    user.on_upstream_ready(got)
-                else:
-                    assert type(got) is UpstreamFailure
-                    group.in_use -= 1
-                    user.on_upstream_failed(got)
+                self._hand_over(pending, user, got)
         finally:
             group.serving = False
 
@@ -428,6 +525,10 @@ class UpstreamPool:
                 if backend.idle:
                     backend.idle.pop(0).stream.close()  # the longest idle one
                     return True
+                for session in backend.sessions:
+                    if session.idle:
+                        session.retire()
+                        return True
         return False
 
     def _count(self, change: int) -> None:
@@ -439,6 +540,15 @@ class UpstreamPool:
     def adopt(self, backend: Backend, stream: Stream) -> UpstreamConnection:
         """Make a connection of a stream that has just been connected."""
         return UpstreamConnection(self, backend, stream, self._make_decoder())
+
+    def adopt_session(self, backend: Backend, stream: Stream) -> Http2Upstream:
+        """The same for HTTP/2."""
+        return Http2Upstream(self, backend, stream, self._make_codec(), self._idle_timeout_secs)
+
+    def stream_freed(self) -> None:
+        """A connection of HTTP/2 may take one more request."""
+        if self._queue:
+            self._serve_queue()
 
     def check_in(self, connection: UpstreamConnection) -> None:
         """Put a clean connection back."""
@@ -536,6 +646,10 @@ class UpstreamPool:
                     user.on_upstream_failed(UpstreamFailure(503, "upstreams-ejected"))
                     self.left(group)
                     continue
+                if group.http2 and (backend.leader is not None or backend.free_session() is not None):
+                    self.leave_queue(pending)
+                    self._hand_over(pending, user, self._acquire_stream(group, user, pending, backend))
+                    continue
                 served = False
                 while backend.idle and not served:
                     connection = backend.idle.pop()
@@ -560,7 +674,7 @@ class UpstreamPool:
 
     def publish(self) -> None:
         """Bring the counters up to date that are too dear to keep for each request."""
-        self._cells[UPSTREAM_IDLE] = sum(len(backend.idle) for group in self.groups for backend in group.backends)
+        self._cells[UPSTREAM_IDLE] = sum(backend.count_idle() for group in self.groups for backend in group.backends)
         self._cells[UPSTREAM_REUSED] += self.reused
         self.reused = 0
         self._publish_backends()
@@ -572,8 +686,8 @@ class UpstreamPool:
         for group in self.groups:
             for backend in group.backends:
                 sums = gauges.setdefault(self._cells_at(backend), [0, 0, 0])
-                sums[BACKEND_OPEN] += backend.active + len(backend.idle)
-                sums[BACKEND_IDLE] += len(backend.idle)
+                sums[BACKEND_OPEN] += backend.count_open()
+                sums[BACKEND_IDLE] += backend.count_idle()
                 sums[BACKEND_EJECTED] += len(group.backends) > 1 and backend.ejected_until > now
         for at, values in gauges.items():
             for gauge, value in enumerate(values):
@@ -609,3 +723,6 @@ class UpstreamPool:
             for backend in group.backends:
                 while backend.idle:
                     backend.idle.pop().stream.close()
+                for session in list(backend.sessions):
+                    if session.idle:
+                        session.retire()

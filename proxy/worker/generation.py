@@ -137,6 +137,8 @@ class Generation:
             key = (*_group_key(route), context)
             group = self.groups_by_key.get(key) or known.get(key)
             if group is None:
+                if context is not None and route.upstream_protocol == "h2":
+                    context = upstream_context(route.upstream_tls, trust[route.upstream_tls].ca, ["h2"])
                 group = UpstreamGroup(route, context, route.upstream_tls.server_name)
                 if route.max_upstream_requests is not None:
                     group.limit = workshop.share(route.max_upstream_requests)
@@ -202,6 +204,7 @@ def renewed_trust(
 def _group_key(route: RouteEntry) -> tuple[object, ...]:
     return (
         route.upstreams,
+        route.upstream_protocol,
         route.balance,
         route.max_fails,
         route.fail_timeout_secs,

@@ -108,6 +108,7 @@ class Worker:
             queue_timeout_secs=settings.upstream_queue_timeout_secs,
             idle_timeout_secs=settings.upstream_idle_timeout_secs,
             make_decoder=lambda: self._relay.new_response_decoder(),  # noqa: PLW0108 - made below
+            make_codec=lambda: self._relay.new_upstream_codec(),  # noqa: PLW0108
             reporter=self._reporter,
             cells=cells,
         )

@@ -60,6 +60,8 @@ def _parse(headers: HeaderList, ended: bool, to_head: bool, limits: Limits) -> t
     if ended and length and not bodiless:  # section 8.1.1
         raise StreamFault("length-mismatch")
     with_body = CHUNKED if length is None else LENGTH
-    framing = NO_BODY if ended or bodiless or length == 0 else with_body
+    framing = NO_BODY if ended or bodiless else with_body
+    if ended and not bodiless:
+        length = 0  # said to a client of HTTP/1.1, which could not know otherwise
     head = ResponseHead(status, b"", VERSION, as_fields(regular), length, framing, True, (), HOP_BY_HOP, interim)
     return head, size

@@ -65,7 +65,7 @@ def test_a_request_and_its_response() -> None:
     [
         (b"GET", OK, False, CHUNKED),
         (b"GET", OK, True, NO_BODY),
-        (b"GET", [*OK, ("content-length", "0")], False, NO_BODY),
+        (b"GET", [*OK, ("content-length", "0")], False, LENGTH),
         (b"HEAD", [*OK, ("content-length", "7")], True, NO_BODY),
         (b"HEAD", [*OK, ("content-length", "7")], False, NO_BODY),
         (b"GET", [(":status", "304"), ("content-length", "7")], True, NO_BODY),

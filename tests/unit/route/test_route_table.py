@@ -135,6 +135,7 @@ def test_defaults() -> None:
         "site_name": "example.org",
         "path": "/",
         "upstreams": UPSTREAM,
+        "upstream_protocol": "http/1.1",
         "balance": "round_robin",
         "max_fails": 3,
         "fail_timeout_secs": 10.0,

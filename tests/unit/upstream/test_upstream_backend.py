@@ -23,6 +23,7 @@ class Options:
     fail_timeout_secs: float = 10.0
     upstream_connect_timeout_secs: float = 1.0
     write_timeout_secs: float = 1.0
+    upstream_protocol: str = "http/1.1"
 
 
 def group(count: int, balance: str = "round_robin") -> UpstreamGroup:
