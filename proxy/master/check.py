@@ -10,6 +10,7 @@ from proxy.config.load import load_settings
 from proxy.config.place import place_of
 from proxy.errors import OperatorError
 from proxy.master.logfiles import require_logs
+from proxy.master.memory import MemoryBudget, memory_budget
 from proxy.master.plan import load_tls, make_plan, require_budget, require_state_dir
 from proxy.master.privileges import ignored, plan_privileges
 
@@ -22,6 +23,7 @@ class Report:
     errors: tuple[str, ...]
     warnings: tuple[str, ...]
     budget: Budget | None
+    memory: MemoryBudget | None = None
 
     def to_dict(self) -> Mapping[str, object]:
         return {
@@ -30,11 +32,13 @@ class Report:
             "errors": list(self.errors),
             "warnings": list(self.warnings),
             "budget": None if self.budget is None else to_dict(self.budget),
+            "memory": None if self.memory is None else self.memory.to_dict(),
         }
 
     def to_text(self) -> str:
         """The arithmetic, warnings and verdict; the errors are the caller's to print."""
         lines = [] if self.budget is None else [to_text(self.budget)]
+        lines += [] if self.memory is None else [self.memory.to_text()]
         lines += [f"warning: {warning}" for warning in self.warnings]
         if not self.errors:
             lines.append(f"{self.path}: good")
@@ -49,7 +53,8 @@ def check(path: str, limits: Limits) -> Report:
     except OperatorError as error:
         return Report(path, (str(error),), (), None)
     errors: list[str] = []
-    warnings = list(plan.listen.skipped)
+    memory = memory_budget(settings, plan.budget)
+    warnings = [*plan.listen.skipped, *memory.warnings]
 
     def judge(part: Callable[[], object]) -> None:
         try:
@@ -74,4 +79,4 @@ def check(path: str, limits: Limits) -> Report:
     judge(user)
     judge(lambda: require_state_dir(settings, plan.listen))
     judge(tls)
-    return Report(path, tuple(errors), tuple(warnings), plan.budget)
+    return Report(path, tuple(errors), tuple(warnings), plan.budget, memory)

@@ -23,6 +23,7 @@ from proxy.master.admin import Look, json_answer, looking_handler
 from proxy.master.budget_live import budget_document
 from proxy.master.commands import ControlEnd
 from proxy.master.endpoint import Answer, Endpoint, get_only, text_answer
+from proxy.master.memory import measured
 from proxy.master.metrics import EventCounts, Observed, render
 from proxy.observe import counters
 from proxy.observe.counters import CounterBook
@@ -259,7 +260,8 @@ def _budget(
             "control's listening sockets": listening,
         },
     }
-    return budget_document(facts["budget"], pages | {SOURCE: context.cells, "master": master}, known)
+    document = budget_document(facts["budget"], pages | {SOURCE: context.cells, "master": master}, known)
+    return {**document, "memory": {**facts["memory"], "measured": measured(pages)}}
 
 
 def _metrics(context: ControlContext, log: EventLog, facts: Mapping[str, Any], permits: Sequence[int]) -> Answer:

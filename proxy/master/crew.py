@@ -20,6 +20,7 @@ from proxy.master.children import Child, Upbringing, describe_end
 from proxy.master.commands import MasterEnd
 from proxy.master.control import SOURCE as CONTROL
 from proxy.master.control import ControlContext, run_control
+from proxy.master.memory import memory_budget
 from proxy.master.privileges import Privileges
 from proxy.master.reload import Reloader, Running, WorkerLine
 from proxy.master.row_names import row_names
@@ -296,6 +297,7 @@ class Crew:
             "config": self._config,
             "black_box": folder_of(self.running.settings.state_dir),
             "generation": self.running.number,
+            "memory": memory_budget(self.running.settings, self.running.plan.budget).to_dict(),
             "last_reload": self._stage.last_reload,
             "ended": self._ended,
             "event_log": {"level": log.level, "max_lines_per_minute": log.max_lines_per_minute},

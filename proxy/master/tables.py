@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.budget import RESERVE
+from proxy.master.memory import kib, mib
 
 _WIDTH_WITHOUT_TERMINAL = 160
 MAX_ROWS = 40
@@ -49,7 +50,25 @@ def show_budget(document: dict[str, Any], stream: TextIO) -> None:
     largest = document["largest_max_connections"]
     if largest is not None:
         console.print(f"largest safe max_connections under the hard limit {document['limits']['hard']}: {largest}")
+    _show_memory(document["memory"], console)
     console.print(f"live reserve: what no other class counts, of {RESERVE}; live -: not counted")
+
+
+def _show_memory(memory: dict[str, Any], console: Console) -> None:
+    rows = [
+        (item["label"], item["count"], f"{kib(item['each_bytes'])} KiB", f"{mib(item['bytes'])} MiB")
+        for item in memory["items"]
+    ]
+    available = memory["available_bytes"]
+    of = "" if available is None else f"; {memory['available_of']} has {mib(available)} MiB"
+    rows.append((f"total{of}", "", "", f"{mib(memory['worst_case_bytes'])} MiB"))
+    console.print(table(("memory at worst of", "number", "each", "all"), 1, rows))
+    now = memory["measured"]
+    average = "-" if now["average_bytes"] is None else f"{kib(now['average_bytes'])} KiB"
+    console.print(
+        f"workers hold {mib(now['held_bytes'])} MiB now; {now['connections']} connections of either side,"
+        f" {average} each on average"
+    )
 
 
 def show_why(document: dict[str, Any], stream: TextIO) -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
 
-from proxy.observe.counters import DESCRIPTORS_LIMIT, DESCRIPTORS_OPEN
+from proxy.observe.counters import DESCRIPTORS_LIMIT, DESCRIPTORS_OPEN, MEMORY_BASE_BYTES, MEMORY_BYTES
+
+
+def publish_memory(cells: memoryview, *, is_base: bool = False) -> None:
+    """Write how much memory this process has for itself (resident, not shared with a file or another process), in
+    bytes, into its page; ``is_base``: also as what it has without connections."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as file:
+        _, resident, shared, *_ = map(int, file.read().split())
+        cells[MEMORY_BYTES] = max(0, resident - shared) * resource.getpagesize()
+        if is_base:
+            cells[MEMORY_BASE_BYTES] = cells[MEMORY_BYTES]
 
 
 def publish_descriptors(cells: memoryview) -> None:

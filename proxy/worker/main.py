@@ -44,7 +44,7 @@ from proxy.observe.counters import (
     REQUESTS_ACTIVE,
     TUNNELS_OPEN,
 )
-from proxy.observe.descriptors import publish_descriptors
+from proxy.observe.descriptors import publish_descriptors, publish_memory
 from proxy.observe.events import ChannelReporter
 from proxy.observe.refusals import RefusalRing
 from proxy.observe.tallies import Tallies
@@ -179,6 +179,7 @@ class Worker:
         READ_GUARD.start()
         gc.collect()
         gc.freeze()
+        publish_memory(self._cells, is_base=True)
         self._cells[READY] = 1
         await self._done.wait()
         self._generation.resolver.stop()
@@ -452,6 +453,7 @@ class Worker:
         cells[HTTP2_STREAMS_OPEN] = sum(session.open_streams for session in http2)
         self._pool.publish()
         publish_descriptors(cells)
+        publish_memory(cells)
         self._beat_due = monotonic() + HEARTBEAT_SECS
         self._loop.call_later(HEARTBEAT_SECS, self._beat)
         self._look_for_resets()
