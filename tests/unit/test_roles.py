@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from proxy.config.load import load_mapping
 from tests.role_readme import ROLES, main, prose, readme, roles, specification
 
 NAMES = sorted(path.name for path in ROLES.iterdir() if (path / "tasks").is_dir())
@@ -82,3 +83,13 @@ def test_a_stale_readme_is_named(
     assert main(["--check"]) == 0
     assert "| `one_x` | list of str | `[a, b]` | A &#124; B. |" in readme("one")
     assert "It is `one`." in readme("one")
+
+
+def test_the_inventory_to_copy_has_a_configuration_that_is_accepted() -> None:
+    text = (ROLES.parent / "playbooks/inventory/example/group_vars/proxies.yml").read_text(encoding="utf-8")
+    variables = yaml.safe_load(text)
+    settings = load_mapping(variables["proxy_config"], source="example")
+    installed = {certificate["dest"] for certificate in variables["proxy_certificates"]}
+    assert {file for one in settings.listeners[0].certificates for file in (one.chain, one.key)} == installed
+    known = {name for role in roles() for name in specification(role)["options"]}
+    assert set(variables) <= known
