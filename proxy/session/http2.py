@@ -425,30 +425,37 @@ class Http2Session(SecuredSession):
 
 
 class _Waiting:
-    """Something of a stream waits in the codec: the client must take some of it in time (``Deadlined``)."""
+    """Something of a stream waits in the codec: the client must take some of it in time, and not too slowly
+    (``Deadlined``)."""
 
-    __slots__ = ("_least", "_left", "_session", "_since", "_stream_id", "_timeout_secs", "_when", "due")
+    __slots__ = (
+        "_exchange",
+        "_left",
+        "_rate_left",
+        "_rate_since",
+        "_session",
+        "_stream_id",
+        "_timeout_secs",
+        "_when",
+        "due",
+    )
 
     def __init__(self, session: Http2Session, stream_id: int) -> None:
         self._session = session
         self._stream_id = stream_id
         self.due = inf
-        exchange = session.exchange_of(stream_id)
+        # Kept beyond its end, since what it has given still counts; None: an answer of the proxy's own.
+        self._exchange = exchange = session.exchange_of(stream_id)
         self._timeout_secs = session.stream.write_timeout_secs if exchange is None else exchange.write_timeout_secs
-        self._least = 0
-        if exchange is None or not exchange.is_tunnel:
-            self._least = session.stream.min_write_rate
-        if self._least:
-            self._timeout_secs = max(self._timeout_secs, session.stream.rate_grace_secs)
-        self._left = self._measure()
-        self._since = monotonic()
-        self._when = self._since + self._timeout_secs
+        self._left = self._rate_left = self._measure()
+        self._rate_since = monotonic()
+        self._when = self._rate_since + self._timeout_secs
         session.deadlines.watch(self, self._when)
 
     def _measure(self) -> int:
         """Falls with each byte that is taken, whatever is added."""
-        exchange = self._session.exchange_of(self._stream_id)
-        return self._session.codec.queued(self._stream_id) - (0 if exchange is None else exchange.given_bytes)
+        given = 0 if self._exchange is None else self._exchange.given_bytes
+        return self._session.codec.queued(self._stream_id) - given
 
     def next_deadline(self) -> float:
         """See ``Deadlined``."""
@@ -461,17 +468,26 @@ class _Waiting:
             session.waits_no_more(stream_id)
             return
         left = self._measure()
-        taken, secs = self._left - left, now - self._since
-        if (not taken or taken < self._least * secs) and session.codec.stalled(stream_id):
-            if taken:
+        if session.codec.stalled(stream_id):
+            if left == self._left:
+                session.stalled(stream_id)
+                return
+            if self._is_slow(now, left):
                 session.count_slow()
-            session.stalled(stream_id)
-            return
+                session.stalled(stream_id)
+                return
         # It went on, or what the client has room for waits for other streams, which is not its fault.
         self._left = left
-        self._since = now
         self._when = now + self._timeout_secs
         session.deadlines.watch(self, self._when)
+
+    def _is_slow(self, now: float, left: int) -> bool:
+        """Whether less than the least rate was taken since the last time, where that is long enough ago."""
+        stream, secs = self._session.stream, now - self._rate_since
+        if secs < stream.rate_grace_secs or (self._exchange is not None and self._exchange.is_tunnel):
+            return False
+        taken, self._rate_left, self._rate_since = self._rate_left - left, left, now
+        return taken < stream.min_write_rate * secs
 
     def forget(self) -> None:
         """No deadline is left."""
