@@ -75,6 +75,16 @@ TOTALS: tuple[tuple[str, int, str], ...] = (
     ("http2_streams_total", counters.HTTP2_STREAMS, "Requests that came on them."),
     ("http2_stream_errors_total", counters.HTTP2_STREAM_ERRORS, "Streams that were reset for the client's fault."),
     ("dropped_underscore_fields_total", counters.UNDERSCORE_FIELDS_DROPPED, "Request fields with an underscore."),
+    (
+        "refused_over_client_cap_total",
+        counters.REFUSED_OVER_CLIENT_CAP,
+        "Connections over max_connections_per_client, closed at once.",
+    ),
+    (
+        "uncounted_clients_total",
+        counters.CLIENTS_UNCOUNTED,
+        "Connections that found no row in the table of clients, and were counted by their worker alone.",
+    ),
     ("upstream_connects_total", counters.UPSTREAM_CONNECTS, "Connections to upstreams that were tried."),
     ("upstream_connect_failures_total", counters.UPSTREAM_CONNECT_FAILURES, "Of these, the ones that failed."),
     ("upstream_reused_total", counters.UPSTREAM_REUSED, "Requests sent on a pooled connection."),
@@ -88,7 +98,10 @@ TOTALS: tuple[tuple[str, int, str], ...] = (
 )
 GAUGES: tuple[tuple[str, int, str], ...] = (
     ("active_requests", counters.REQUESTS_ACTIVE, "Requests under way."),
+    ("open_handshakes", counters.HANDSHAKES_OPEN, "Handshakes under way, of max_handshakes."),
     ("open_tunnels", counters.TUNNELS_OPEN, "WebSockets and the like."),
+    ("http2_open_connections", counters.HTTP2_OPEN, "Of the client connections, those of HTTP/2."),
+    ("http2_open_streams", counters.HTTP2_STREAMS_OPEN, "Their streams, answers that are not taken yet included."),
     ("upstream_open_connections", counters.UPSTREAM_OPEN, "Connections to upstreams, idle ones included."),
     ("upstream_idle_connections", counters.UPSTREAM_IDLE, "Pooled connections to upstreams."),
     ("upstream_queued_requests", counters.UPSTREAM_QUEUED, "Requests that wait for a connection."),
@@ -98,10 +111,14 @@ HANDSHAKES: tuple[tuple[str, int], ...] = (
     ("failed", counters.HANDSHAKES_FAILED),
     ("timed_out", counters.HANDSHAKES_TIMED_OUT),
 )
+EVICTIONS: tuple[tuple[str, int], ...] = (
+    ("handshake", counters.EVICTED_HANDSHAKES),
+    ("head", counters.EVICTED_HEADS),
+    ("idle", counters.EVICTED_IDLE),
+    ("descriptors", counters.EVICTED_FOR_DESCRIPTORS),
+)
 TIMEOUTS: tuple[tuple[str, int], ...] = (
     ("header", counters.TIMEOUTS_HEADER),
-    ("http2_open_connections", counters.HTTP2_OPEN, "Of the client connections, those of HTTP/2."),
-    ("http2_open_streams", counters.HTTP2_STREAMS_OPEN, "Their streams, answers that are not taken yet included."),
     ("idle", counters.TIMEOUTS_IDLE),
     ("body", counters.TIMEOUTS_BODY),
     ("write", counters.TIMEOUTS_WRITE),
@@ -213,6 +230,12 @@ def _descriptors(out: Exposition, observed: Observed) -> None:
 def _traffic(out: Exposition, book: CounterBook) -> None:
     out.counter("tls_handshakes_total", "Handshakes with clients.", _by_label(book, "result", HANDSHAKES))
     out.counter("timeouts_total", "Deadlines that were not kept.", _by_label(book, "phase", TIMEOUTS))
+    out.counter("evictions_total", "Connections that gave way to others.", _by_label(book, "reason", EVICTIONS))
+    out.counter(
+        "http2_connection_errors_total",
+        "Connections of HTTP/2 that were ended for the client's fault, the floods for going past a bound.",
+        [({"reason": reason}, book.total(counters.http2_reason_cell(reason))) for reason in counters.HTTP2_REASONS],
+    )
     for name, cell, text in TOTALS:
         out.counter(name, text, book.total(cell))
     for name, cell, text in GAUGES:

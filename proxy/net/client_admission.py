@@ -1,11 +1,11 @@
 """The admission of a worker's clients: permits, the bound on handshakes, the cap of each client, and who gives way.
 
-The decisions are in ``policy``; this gives them the clock, the sessions and the timers, and tells what was done.
+The decisions are in ``policy``; this brings the permits, the sessions and the timers to them, and tells what was done.
+The clock and the timers are handed in, so that a simulation can play with all of it (``python -m tests.simulation``).
 """
 
 from __future__ import annotations
 
-import asyncio
 import resource
 from collections.abc import Callable
 from time import monotonic
@@ -42,6 +42,18 @@ REASONS = {
 OVER_CAP = "too-many-connections"
 
 
+class Timer(Protocol):
+    """What ``call_later`` gives."""
+
+    def cancel(self) -> None: ...
+
+
+class Timers(Protocol):
+    """What is needed of an event loop."""
+
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Timer: ...
+
+
 class Guest(Member, Protocol):
     """A session, as the admission sees it."""
 
@@ -75,7 +87,7 @@ class Entry(Permit):
         self._guest = guest
         self._admission.members.add(guest)
         if self._handshake is not None:
-            self._admission.evictions.handshake_began(guest, monotonic(), owing_secs)
+            self._admission.evictions.handshake_began(guest, self._admission.clock(), owing_secs)
 
     def handshake_ended(self) -> None:
         """The handshake is done, well or not (idempotent)."""
@@ -107,7 +119,7 @@ class ClientAdmission:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        timers: Timers,
         permits: Permits,
         *,
         handshakes: Permits | None,
@@ -118,8 +130,10 @@ class ClientAdmission:
         cells: memoryview,
         reporter: Reporter,
         refusals: RefusalRing,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._loop = loop
+        self._timers = timers
+        self.clock = clock
         self.permits = permits
         self.handshakes = handshakes
         self.counts = counts
@@ -131,7 +145,7 @@ class ClientAdmission:
         self.members: set[Guest] = set()
         self.evictions: Evictions[Guest] = Evictions(self.members, grace_secs)
         self._wakes: list[Callable[[], None]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._awaits: set[Permits] = set()
 
     def configure(self, *, prefixes: Prefixes, cap: int | None, grace_secs: float) -> None:
@@ -189,8 +203,8 @@ class ClientAdmission:
             self._awaits.add(lacking)
             lacking.wait(lambda: self._freed(lacking))
         if self._timer is None:
-            secs = self.evictions.wait_secs(monotonic(), only_handshakes=lacks_handshake)
-            self._timer = self._loop.call_later(secs, self._on_timer)
+            secs = self.evictions.wait_secs(self.clock(), only_handshakes=lacks_handshake)
+            self._timer = self._timers.call_later(secs, self._on_timer)
 
     def descriptors_gone(self) -> None:
         """See ``Admission``. Only who holds a number below the limit makes one free that accept(2) may take."""
@@ -214,7 +228,7 @@ class ClientAdmission:
     def _gives_way(self, only_handshakes: bool) -> tuple[Guest, Standing] | None:
         if self.permits.held > self.permits.limit:
             return None  # lowered by a reload, which closes nothing: one that leaves makes no room yet
-        return self.evictions.candidate(monotonic(), only_handshakes=only_handshakes)
+        return self.evictions.candidate(self.clock(), only_handshakes=only_handshakes)
 
     def _evict(self, only_handshakes: bool) -> None:
         found = self._gives_way(only_handshakes)
