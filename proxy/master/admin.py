@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.master.endpoint import Answer, text_answer
-from proxy.observe.counters import CounterBook
+from proxy.observe.counters import LOG_LEVEL, CounterBook
 from proxy.observe.events import EventLog, Reporter
 from proxy.observe.record import LEVELS
 from proxy.observe.refusals import refusal_counts, refusals
@@ -29,14 +29,16 @@ def json_answer(status_code: int, document: Mapping[str, object]) -> Answer:
     return Answer(status_code, json.dumps(document).encode() + b"\n", "application/json")
 
 
-def looking_handler(book: CounterBook, log: EventLog, reporter: Reporter, documents: Mapping[str, Document]) -> Look:
+def looking_handler(
+    book: CounterBook, log: EventLog, reporter: Reporter, cells: memoryview, documents: Mapping[str, Document]
+) -> Look:
     """``documents``: what GET shows, by path; beside them ``/why?address=`` and
-    ``/log-level`` (POST with ``?level=``)."""
+    ``/log-level`` (POST with ``?level=``), which ``cells``, the control process's page, keeps for its successor."""
     shown: dict[str, Document] = {**documents, _LOG_LEVEL: lambda: {"level": log.level}}
 
     def handle(method: str, path: str, query: Mapping[str, str]) -> Answer:
         if path == _LOG_LEVEL and method == "POST":
-            return _set_level(query.get("level", ""), log, reporter)
+            return _set_level(query.get("level", ""), log, reporter, cells)
         if path not in shown and path != _WHY:
             return text_answer(404, "not found: " + " ".join((*shown, _WHY)))
         if method not in ("GET", "HEAD"):
@@ -69,10 +71,11 @@ def canonical(address: str) -> str:
         return address
 
 
-def _set_level(level: str, log: EventLog, reporter: Reporter) -> Answer:
+def _set_level(level: str, log: EventLog, reporter: Reporter, cells: memoryview) -> Answer:
     if level not in LEVELS:
         return text_answer(400, "no such level; there are: " + " ".join(LEVELS))
     before, log.level = log.level, level
+    cells[LOG_LEVEL] = LEVELS[level]
     # A warning, so that the line is there whatever the new level is but error.
     reporter.report("event_log.level", "the event log's level was changed", level="warning", before=before, now=level)
     return json_answer(200, {"level": level, "before": before})

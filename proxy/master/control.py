@@ -29,6 +29,7 @@ from proxy.observe import counters
 from proxy.observe.counters import CounterBook
 from proxy.observe.descriptors import publish_descriptors
 from proxy.observe.events import ChannelReporter, EventLog
+from proxy.observe.record import LEVEL_NAMES
 
 SOURCE = "control"
 MASTER_SECS = 60.0
@@ -81,6 +82,8 @@ async def _serve(context: ControlContext) -> None:
     reporter = ChannelReporter(SOURCE, context.channel, context.cells)
     reporter.attach(loop)
     log = EventLog(context.read_end, context.settings.event_log)
+    if (level := LEVEL_NAMES.get(context.cells[counters.LOG_LEVEL])) is not None:
+        log.level = level  # set by hand in the life of a control process before this one
     log.attach(loop)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, _reopen, log, reporter)
@@ -98,6 +101,7 @@ async def _serve(context: ControlContext) -> None:
         context.book,
         log,
         reporter,
+        context.cells,
         {
             "/status": lambda: _status(context, log, admin.facts, admin.permits),
             "/budget": lambda: _budget(context, log, admin.facts, endpoints),
@@ -177,6 +181,7 @@ class Admin:
         self, context: ControlContext, log: EventLog, loop: asyncio.AbstractEventLoop, retire: Callable[[], None]
     ) -> None:
         self._log = log
+        self._cells = context.cells
         self._retire = retire
         self.facts = context.facts
         self.permits = context.permits
@@ -223,6 +228,7 @@ class Admin:
         wanted, known = facts["event_log"], before["event_log"]
         if wanted["level"] != known["level"]:
             self._log.level = wanted["level"]
+            self._cells[counters.LOG_LEVEL] = 0
         if wanted["max_lines_per_minute"] != known["max_lines_per_minute"]:
             self._log.set_max_lines_per_minute(wanted["max_lines_per_minute"])
 

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 from urllib.parse import urlencode
 
-from rich.table import Table
-
 from proxy.errors import ConfigError, StartError
-from proxy.master.tables import console_for, table
+from proxy.master.tables import Fitting, console_for, table
 
 STATUS = "/status"
 TIMEOUT_SECS = 5.0
@@ -145,17 +143,17 @@ def _generation(document: dict[str, Any]) -> str:
     return text
 
 
-def _listeners(listeners: Sequence[dict[str, Any]]) -> Table:
-    table = Table("listener", "address", "certificate")
+def _listeners(listeners: Sequence[dict[str, Any]]) -> Fitting:
+    rows = []
     for one in listeners:
         names = ", ".join(name for certificate in one.get("certificates", ()) for name in certificate["names"])
         until = min((certificate["not_after"][:10] for certificate in one.get("certificates", ())), default="")
         shown = f"{names} until {until}" if names else ""
-        table.add_row(one["kind"], one["address"], f"self-signed: {shown}" if one.get("self_signed") else shown)
-    return table
+        rows.append((one["kind"], one["address"], f"self-signed: {shown}" if one.get("self_signed") else shown))
+    return table(("listener", "address", "certificate"), 3, rows)
 
 
-def _workers(workers: Sequence[dict[str, Any]]) -> Table:
+def _workers(workers: Sequence[dict[str, Any]]) -> Fitting:
     columns = (
         *("worker", "pid", "state", "connections", "permits", "streams", "upstream", "tunnels", "requests"),
         "descriptors",

@@ -6,13 +6,17 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from proxy.budget import RESERVE
 from proxy.master.memory import kib, mib
 
 _WIDTH_WITHOUT_TERMINAL = 160
+_UNBOUNDED = 10_000
 MAX_ROWS = 40
 """Of ``why``: what one reads; ``--json`` has all."""
 
@@ -23,14 +27,32 @@ def console_for(stream: TextIO) -> Console:
     return Console(file=stream, markup=False, emoji=False, highlight=False, width=width)
 
 
-def table(columns: Sequence[str], numbers_from: int, rows: Sequence[Sequence[object]]) -> Table:
+class Fitting:
+    """A table where there is room for it; on a narrow terminal each row as a few lines of ``column value``."""
+
+    def __init__(self, columns: Sequence[str], numbers_from: int, rows: Sequence[Sequence[str]]) -> None:
+        self._columns = columns
+        self._rows = rows
+        self._table = Table(*columns)
+        for column in self._table.columns[numbers_from:]:
+            column.justify = "right"
+        for row in rows:
+            self._table.add_row(*row)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if Measurement.get(console, options.update(width=_UNBOUNDED), self._table).maximum <= options.max_width:
+            yield self._table
+            return
+        for row in self._rows:
+            pairs = [f"{column} {cell}" for column, cell in zip(self._columns, row, strict=True) if cell]
+            yield Text(pairs[0] if pairs else "", style="bold")
+            if pairs[1:]:
+                yield Padding(Text(", ".join(pairs[1:])), (0, 0, 0, 2))
+
+
+def table(columns: Sequence[str], numbers_from: int, rows: Sequence[Sequence[object]]) -> Fitting:
     """Columns from ``numbers_from`` on are set right; None is shown as ``-``."""
-    made = Table(*columns)
-    for column in made.columns[numbers_from:]:
-        column.justify = "right"
-    for row in rows:
-        made.add_row(*("-" if cell is None else str(cell) for cell in row))
-    return made
+    return Fitting(columns, numbers_from, [["-" if cell is None else str(cell) for cell in row] for row in rows])
 
 
 def show_budget(document: dict[str, Any], stream: TextIO) -> None:

@@ -18,6 +18,7 @@ _NUMBER_LIMIT = 2**63
 
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 """The levels, in order of weight. A report at any other level is an error."""
+LEVEL_NAMES: Mapping[int, str] = {weight: name for name, weight in LEVELS.items()}
 
 
 class _Room(NamedTuple):

@@ -16,6 +16,7 @@ import pytest
 from proxy.master.status_client import look
 from tests.conftest import StartAppliance
 from tests.harness import Appliance, RawUpstream, cli, descriptor_count, wait_until
+from tests.harness.reloading import reload
 
 
 def command(one: Appliance, *arguments: str) -> Any:
@@ -126,6 +127,18 @@ def test_the_log_level_is_changed_live(appliance: StartAppliance) -> None:
     assert not any(" logs.reopened " in line for line in one.event_lines()[before:])
     refused = cli("log-level", "loud", "--socket", one.admin_socket)
     assert refused.returncode == 2
+
+
+def test_a_log_level_outlives_the_control_process(appliance: StartAppliance) -> None:
+    one = appliance({"workers": 1})
+    assert command(one, "log-level", "warning")["level"] == "warning"
+    before = one.control
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: one.ready() and one.control != before, "the next control process answers", 30)
+    assert command(one, "log-level") == {"level": "warning"}
+    assert one.config["event_log"].get("level") is None
+    reload(one, event_log=one.config["event_log"] | {"level": "error"})
+    wait_until(lambda: command(one, "log-level") == {"level": "error"}, "the file's new level is in force")
 
 
 def test_status_and_readyz_tell_a_shortage(appliance: StartAppliance) -> None:
