@@ -41,8 +41,8 @@ from proxy.relay.answer import CLIENT_GONE, PreparedResponse, prepare_response
 from proxy.relay.context import RelayContext
 from proxy.relay.forward import ForwardedBy, Prepared
 from proxy.relay.tunnel import Tunnel
-from proxy.upstream.connection import UpstreamConnection, UpstreamLink
-from proxy.upstream.pool import Pending, UpstreamFailure
+from proxy.upstream.connection import UpstreamConnection, UpstreamFailure, UpstreamLink
+from proxy.upstream.pool import Pending
 
 IDEMPOTENT_METHODS = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
 """RFC 9110 section 9.2.2: what may be sent twice."""

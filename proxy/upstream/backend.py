@@ -65,8 +65,9 @@ class Backend:
         self.idle: list[UpstreamConnection] = []
         self.sessions: list[Http2Upstream] = []
         """Connections of HTTP/2, in use or not."""
-        self.leader: Pending | None = None
-        """Who connects, so that others need not: one connection of HTTP/2 is for many."""
+        self.leader: Pending | Http2Upstream | None = None
+        """Who connects, so that others need not, since one connection of HTTP/2 is for many; then the connection itself
+        until the backend has said how many it takes."""
         self.followers: dict[Pending, None] = {}
         """Those others."""
         self.group: UpstreamGroup | None = None
@@ -109,6 +110,17 @@ class Backend:
             )
             for host in hosts
         )
+
+    def step_down(self, leader: Pending | Http2Upstream) -> list[Pending]:
+        """``leader`` leads no more, whatever came of it: those that have waited for it, to be regrouped."""
+        if self.leader is not leader:
+            return []
+        self.leader = None
+        followers = list(self.followers)
+        self.followers.clear()
+        for follower in followers:
+            follower.following = False
+        return followers
 
     def free_session(self) -> Http2Upstream | None:
         """A connection of HTTP/2 that takes one more request."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from proxy.protocol.http1 import (
     CLOSED,
@@ -66,6 +66,13 @@ class UpstreamUser(Protocol):
 
     def on_upstream_timed_out(self) -> None:
         """Nothing came, or the request was not read, for too long."""
+
+
+class UpstreamFailure(NamedTuple):
+    """Why there is no connection: the status to answer with (RFC 9110 section 15.6) and a word for the log."""
+
+    status: int
+    reason: str
 
 
 class UpstreamLink(Protocol):

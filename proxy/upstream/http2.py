@@ -30,7 +30,7 @@ from proxy.protocol.http2 import (
     encode_request,
 )
 from proxy.stream.stream import HIGH_WATER_BYTES, Stream, TlsStream
-from proxy.upstream.connection import UpstreamUser
+from proxy.upstream.connection import UpstreamFailure, UpstreamUser
 
 if TYPE_CHECKING:
     from proxy.upstream.backend import Backend
@@ -295,7 +295,14 @@ class Http2Upstream:
     )
 
     def __init__(
-        self, pool: UpstreamPool, backend: Backend, stream: Stream, codec: ClientConnection, idle_secs: float
+        self,
+        pool: UpstreamPool,
+        backend: Backend,
+        stream: Stream,
+        codec: ClientConnection,
+        *,
+        idle_secs: float,
+        settings_timeout_secs: float,
     ) -> None:
         self.pool = pool
         self.backend = backend
@@ -312,7 +319,7 @@ class Http2Upstream:
         stream.handler = self
         stream.on_release = self._released
         backend.sessions.append(self)
-        self._await_input()
+        stream.expect(monotonic() + settings_timeout_secs)
         self._flush()
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -320,7 +327,8 @@ class Http2Upstream:
     @property
     def free(self) -> bool:
         """Whether one more request may be sent on it."""
-        return self.codec.free_streams > 0 and not self.stream.closed and not self.stream.closing
+        known = self.codec.started or not self._requests  # RFC 9113 section 5.1.2: how many the backend takes
+        return known and self.codec.free_streams > 0 and not self.stream.closed and not self.stream.closing
 
     @property
     def idle(self) -> bool:
@@ -350,7 +358,7 @@ class Http2Upstream:
 
     def _await_input(self) -> None:
         self._pinged = False
-        if not self.stream.closed:
+        if not self.stream.closed and self.codec.started:
             self.stream.expect(monotonic() + (PING_AFTER_SECS if self._requests else self._idle_secs))
 
     def retire(self) -> None:
@@ -388,8 +396,7 @@ class Http2Upstream:
 
     def on_data(self, data: bytes) -> None:
         now = monotonic()
-        self._pinged = False
-        self.stream.expect(now + (PING_AFTER_SECS if self._requests else self._idle_secs))
+        started = self.codec.started
         touched: dict[int, Http2Request] = {}
         self._in_wakeup = True
         try:
@@ -403,6 +410,9 @@ class Http2Upstream:
                     self._fail(f"the upstream broke HTTP/2: {event.reason}")
             for request in touched.values():
                 request.paused()
+            self._await_input()
+            if not started and self.codec.started:
+                self.pool.regroup(self.backend.step_down(self))
         finally:
             self._in_wakeup = False
         self._flush()
@@ -428,7 +438,10 @@ class Http2Upstream:
         self.stream.abort()
 
     def on_read_deadline(self) -> None:
-        if not self._requests:
+        if not self.codec.started:
+            self._fail("no SETTINGS came: does it speak HTTP/2?")
+            self.stream.abort()
+        elif not self._requests:
             self.codec.fail(NO_ERROR)
             self._flush()
             self.stream.close()
@@ -447,8 +460,10 @@ class Http2Upstream:
         self.codec.fail(NO_ERROR)
         requests = list(self._requests.values())
         self._requests.clear()
+        followers = self.backend.step_down(self)
         for request in requests:
             request.lost(error)
+        self.pool.regroup(followers, self.backend, UpstreamFailure(502, "upstream-no-response"))
 
     def _leave(self) -> None:
         if self in self.backend.sessions:
@@ -457,3 +472,4 @@ class Http2Upstream:
     def _released(self) -> None:
         self._leave()
         self.pool.closed()
+        self.pool.regroup(self.backend.step_down(self))

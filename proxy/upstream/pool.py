@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from proxy.config.upstream_address import parse_upstream
 from proxy.observe.counters import (
@@ -33,7 +33,7 @@ from proxy.stream.connect import Connector, ConnectTimeoutError
 from proxy.stream.deadlines import Deadlines
 from proxy.stream.stream import Stream
 from proxy.upstream.backend import Backend
-from proxy.upstream.connection import UpstreamConnection, UpstreamLink, UpstreamUser
+from proxy.upstream.connection import UpstreamConnection, UpstreamFailure, UpstreamLink, UpstreamUser
 from proxy.upstream.http2 import Http2Request, Http2Upstream, speaks_http2
 from proxy.upstream.queue import FairQueue
 
@@ -41,13 +41,6 @@ OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.E
 """A connect that fails with one of these says nothing about the backend: it is ours, and it is 503."""
 
 RETRY_AFTER_SECS = 1
-
-
-class UpstreamFailure(NamedTuple):
-    """Why there is no connection: the status to answer with (RFC 9110 section 15.6) and a word for the log."""
-
-    status: int
-    reason: str
 
 
 class Acquirer(UpstreamUser, Protocol):
@@ -282,10 +275,10 @@ class Pending:
             return
         self.user = None
         if self.group.http2:
-            followers = self._step_down()
             session = self._pool.adopt_session(backend, stream)
+            if backend.leader is self:
+                backend.leader = session
             user.on_upstream_ready(session.take(user))
-            self._pool.regroup(followers)
             if backend.retired:
                 session.retire()
             return
@@ -331,16 +324,7 @@ class Pending:
         backend.followers[self] = None
 
     def _step_down(self) -> list[Pending]:
-        """Connect no more, whatever came of it; those that waited for it need another."""
-        backend = self.backend
-        if backend is None or backend.leader is not self:
-            return []
-        backend.leader = None
-        followers = list(backend.followers)
-        backend.followers.clear()
-        for follower in followers:
-            follower.following = False
-        return followers
+        return [] if self.backend is None else self.backend.step_down(self)
 
 
 class UpstreamPool:
@@ -543,7 +527,15 @@ class UpstreamPool:
 
     def adopt_session(self, backend: Backend, stream: Stream) -> Http2Upstream:
         """The same for HTTP/2."""
-        return Http2Upstream(self, backend, stream, self._make_codec(), self._idle_timeout_secs)
+        assert backend.group is not None
+        return Http2Upstream(
+            self,
+            backend,
+            stream,
+            self._make_codec(),
+            idle_secs=self._idle_timeout_secs,
+            settings_timeout_secs=backend.group.connect_timeout_secs,
+        )
 
     def stream_freed(self) -> None:
         """A connection of HTTP/2 may take one more request."""

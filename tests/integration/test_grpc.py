@@ -29,6 +29,7 @@ class Echo(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
         self.reset()
 
     def reset(self) -> None:
+        self.begun = threading.Event()
         self.cancelled = threading.Event()
         self.peers: set[str] = set()
         self.metadata: dict[str, str | bytes] = {}
@@ -76,6 +77,7 @@ class Echo(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
         context.abort(grpc.StatusCode.DATA_LOSS, "after the first")
 
     def sleep(self, request: bytes, context: Any) -> bytes:
+        self.begun.set()
         context.add_callback(self.cancelled.set)
         self.cancelled.wait(PATIENCE_SECS)
         return b"too late"
@@ -265,6 +267,7 @@ def test_a_server_that_goes_away_is_replaced(appliance: Any) -> None:
         unary = _call(channel, "unary_unary", "Unary")
         assert unary(b"1", timeout=PATIENCE_SECS) == b"1"
         call = _call(channel, "unary_unary", "Sleep").future(b"", timeout=PATIENCE_SECS)
+        assert echo.begun.wait(PATIENCE_SECS)
         stopping = server.stop(PATIENCE_SECS)
         second = grpc.server(futures.ThreadPoolExecutor(4), handlers=(echo,), options=OPTIONS)
         wait_until(lambda: second.add_insecure_port(f"127.0.0.1:{port}") == port, "the port is free")
