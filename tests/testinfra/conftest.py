@@ -58,15 +58,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-BOOT_IDS = pytest.StashKey[dict[str, str]]()
+BOOTS = pytest.StashKey[dict[str, str]]()
 
 
 @pytest.fixture(autouse=True)
 def own_host(host: Any, request: pytest.FixtureRequest) -> None:
     """The test talks with the host that it names: a connection shared by mistake would prove one host many times."""
     name = host.backend.get_pytest_id()
-    boot_id = host.check_output("cat /proc/sys/kernel/random/boot_id")
-    owner = request.config.stash.setdefault(BOOT_IDS, {}).setdefault(boot_id, name)
-    assert owner == name, f"{name} answers with the boot id of {owner}: both connections lead to one host"
+    boot = host.check_output("cat /etc/machine-id; systemctl show --property UserspaceTimestampMonotonic")
+    owner = request.config.stash.setdefault(BOOTS, {}).setdefault(boot, name)
+    assert owner == name, f"{name} is the machine, and in the boot, of {owner}: both connections lead to one host"
     if "MOLECULE_SCENARIO_NAME" in os.environ:
         assert host.check_output("hostname") == host.backend.host
