@@ -120,7 +120,7 @@ class Http2Exchange(Exchange):
         self._client.wake(self.stream_id)
 
     def send_interim(self, head: ResponseHead, response: PreparedResponse) -> None:
-        self._client.codec.send_head(self.stream_id, response.block)
+        self._client.codec.send_head(self.stream_id, response.block, interim=True)
         self._client.wake(self.stream_id)
 
     def send_head(self, head: ResponseHead, response: PreparedResponse) -> None:

@@ -29,7 +29,8 @@ class Http2Connect(Http2Exchange):
 
     __slots__ = ("_key", "_reading", "_shut", "handler")
 
-    half_closes = True
+    half_closes = False
+    """The codec resets a stream that we end first (RFC 9113 section 8.1), so what the client still says is lost."""
     _key: bytes
     _reading: bool
     _shut: bool

@@ -318,9 +318,11 @@ class Connection:
         """Whether DATA may come on the stream now. Raises `StreamFault`."""
 
     def _body_ended(self, stream: Stream, trailers: Trailers) -> None:
-        if stream.content_left:
+        if stream.content_left and not stream.answered:
             raise StreamFault("length-mismatch")  # section 8.1.1
-        if not stream.refused:
+        # A client may cut its body short when it sees that the answer is an error, as curl does: what is left of the
+        # answer is for it, and the body is never told to be complete.
+        if not stream.refused and not stream.content_left:
             self._events.append(BodyEnd(stream.id, trailers))
         self._remote_ended(stream)
 
@@ -670,10 +672,11 @@ class Connection:
         """The streams for which ``blocked`` was True and is no more, since the last call."""
         return self._outbox.take_drained()
 
-    def send_head(self, stream_id: int, block: bytes, *, end_stream: bool = False) -> None:
-        """Send a head made by ``encode_response``; interim ones (1xx) may come before the final one."""
+    def send_head(self, stream_id: int, block: bytes, *, end_stream: bool = False, interim: bool = False) -> None:
+        """Send a head made by ``encode_response``; ``interim`` ones (1xx) may come before the final one."""
         stream = self._streams.get(stream_id)
         if stream is not None:
+            stream.answered = not interim
             self._outbox.block(stream, block, end_stream)
 
     def send_data(self, stream_id: int, data: bytes, *, end_stream: bool = False) -> None:

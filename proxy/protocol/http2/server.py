@@ -152,10 +152,10 @@ class ServerConnection(Connection):
         self._on_trailers(stream, headers, ended)
 
     def _on_half_closed(self, stream: Stream) -> None:
-        # Section 8.1: the answer is whole, the rest of the request is of no use to anybody.
-        if not stream.tunnel:
-            self._close(stream)
-            self._reset(stream.id, NO_ERROR)
+        # Section 8.1: the answer is whole, the rest of the request is of no use to anybody; nor is what a client says
+        # into a tunnel whose other end has gone, or into one that was refused.
+        self._close(stream)
+        self._reset(stream.id, NO_ERROR)
 
     # -- settings and priorities ---------------------------------------------------------------------------------------
 

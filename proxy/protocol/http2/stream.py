@@ -9,6 +9,7 @@ class Stream:
     """A stream that is open or half-closed. Idle and closed ones have no object; see ``Connection``."""
 
     __slots__ = (
+        "answered",
         "blocks",
         "content_left",
         "ending",
@@ -40,10 +41,12 @@ class Stream:
         """Our END_STREAM has been taken."""
         self.head_done = False
         """Client role: the final head has come."""
+        self.answered = False
+        """Server role: the final head has been sent."""
         self.refused = False
         """Server role: what else comes of the request is dropped."""
         self.tunnel = False
-        """Opened by CONNECT: its two directions end apart."""
+        """Opened by CONNECT: DATA is no message's body."""
         self.to_head = False
         """Client role: it answers HEAD."""
         self.content_left: int | None = None
