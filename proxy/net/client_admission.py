@@ -12,8 +12,8 @@ from time import monotonic
 from typing import Protocol
 
 from proxy.net.admission import Permit, Permits
-from proxy.net.clients import Prefixes, client_text
-from proxy.net.policy import Counts, Evictions, Member, admits
+from proxy.net.clients import ClientCounts, Prefixes, client_text
+from proxy.net.policy import Evictions, Member, admits
 from proxy.observe.counters import (
     EVICTED_FOR_DESCRIPTORS,
     EVICTED_HANDSHAKES,
@@ -40,6 +40,8 @@ REASONS = {
 }
 """What ``why`` tells."""
 OVER_CAP = "too-many-connections"
+NOT_COUNTED = 0
+"""The key of a client that is exempt."""
 
 
 class Timer(Protocol):
@@ -69,9 +71,7 @@ class Entry(Permit):
 
     __slots__ = ("_admission", "_client", "_guest", "_handshake", "evicts")
 
-    def __init__(
-        self, admission: ClientAdmission, client: bytes | None, handshake: Permit | None, *, evicts: bool
-    ) -> None:
+    def __init__(self, admission: ClientAdmission, client: int, handshake: Permit | None, *, evicts: bool) -> None:
         """``client``: to be counted no more at the end; ``evicts``: somebody had to leave for this one."""
         super().__init__(admission.permits)
         self._admission = admission
@@ -104,8 +104,8 @@ class Entry(Permit):
         if guest is not None:
             self._admission.members.discard(guest)
             self._admission.evictions.gone(guest)
-        client, self._client = self._client, None
-        if client is not None:
+        client, self._client = self._client, NOT_COUNTED
+        if client != NOT_COUNTED:
             self._admission.counts.remove(client)
         super().release()
 
@@ -123,7 +123,7 @@ class ClientAdmission:
         permits: Permits,
         *,
         handshakes: Permits | None,
-        counts: Counts,
+        counts: ClientCounts,
         prefixes: Prefixes,
         cap: int | None,
         grace_secs: float,
@@ -175,10 +175,14 @@ class ClientAdmission:
 
     def enter(self, peer: object) -> Permit | None:
         """See ``Admission``. A client over its cap makes nobody leave."""
-        client = None if self._cap is None else self._prefixes.client_of(peer)
-        if client is not None and self._cap is not None and not admits(self.counts, client, self._cap):
-            self._refuse(client, self._cap)
-            return None
+        client, cap = NOT_COUNTED, self._cap
+        if cap is not None:
+            prefix = self._prefixes.client_of(peer)
+            if prefix is not None:
+                client = self.counts.key_of(prefix)
+                if not admits(self.counts, client, cap):
+                    self._refuse(prefix, cap)
+                    return None
         lacks_handshake = self._lacks_handshake()
         evicts = lacks_handshake or not self.permits.may_enter()
         if evicts:
@@ -188,7 +192,7 @@ class ClientAdmission:
             # What gave way has not left: it cannot be, and if it is, the newcomer must not be one too many.
             if handshake is not None:
                 handshake.release()
-            if client is not None:
+            if client != NOT_COUNTED:
                 self.counts.remove(client)
             return None
         self.permits.take()

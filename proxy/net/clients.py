@@ -71,35 +71,35 @@ class ClientCounts:
     what other workers have in their tables, until one of its rows is free.
     """
 
-    __slots__ = ("_cells", "_key_of", "_outside", "_view")
+    __slots__ = ("_cells", "_outside", "_view", "key_of")
 
     def __init__(self, tables: SharedTables, slot: int, cells: memoryview) -> None:
-        self._key_of = tables.key_of
+        self.key_of = tables.key_of
         self._view = tables.view(slot)
         self._outside: dict[int, int] = {}
         self._cells = cells
 
-    def add(self, client: bytes) -> int:
-        """See ``policy.Counts``."""
-        key, view = self._key_of(client), self._view
-        at = NO_ROW if key in self._outside else view.claim(key)
+    def add(self, client: int) -> int:
+        """See ``policy.Counts``; ``client`` is a key of ``key_of``."""
+        view = self._view
+        at = NO_ROW if client in self._outside else view.claim(client)
         if at == NO_ROW:
             self._cells[CLIENTS_UNCOUNTED] += 1
-            own = self._outside[key] = self._outside.get(key, 0) + 1
+            own = self._outside[client] = self._outside.get(client, 0) + 1
         else:
             own = view.cells[at] + 1
             view.cells[at] = own
-        return own + view.elsewhere(key)
+        return own + view.elsewhere(client)
 
-    def remove(self, client: bytes) -> None:
+    def remove(self, client: int) -> None:
         """See ``policy.Counts``."""
-        key, view = self._key_of(client), self._view
-        if key in self._outside:
-            left = self._outside[key] = self._outside[key] - 1
+        view = self._view
+        if client in self._outside:
+            left = self._outside[client] = self._outside[client] - 1
             if not left:
-                del self._outside[key]
+                del self._outside[client]
             return
-        at = view.find(key)
+        at = view.find(client)
         left = view.cells[at] = view.cells[at] - 1
         if not left:
             view.release(at)

@@ -5,10 +5,10 @@ No sockets and no event loop, so that a simulation can play days in seconds (``p
 Theory of operation. Nothing is kept for a request: what a connection waits for, and since when, is its own business
 (``Member.standing``), and it is asked only when there is no room. Handshakes are few and short, so they stand in the
 order of their age, the oldest first: finding one costs the same whatever their number. The others are found by a look
-at all of them that yields a batch in order, and what of the batch has changed since is passed over. A look is repeated
-when its batch is used up: at once where it had to leave some out (then it paid for an eighth of all), else after a
-pause that grows with their number. So a steady attack costs a bounded number of steps an eviction, and waiting for room
-costs a bounded share of a processor.
+at all of them that yields a batch in order, and what of the batch has changed since is passed over. A batch is good for
+a tenth of a second, or longer where there are very many members; a look before that is made only where a batch is used
+up that had to leave some out, so that it paid for an eighth of all. So what an attack costs is bounded: some steps an
+eviction, and beside them a small share of a processor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ M = TypeVar("M", bound=Member)
 class Evictions(Generic[M]):
     """Finds who gives way: the oldest handshake beyond the grace, then heads beyond it, then the longest idle."""
 
-    __slots__ = ("_batch", "_handshakes", "_look_at", "_members", "grace_secs")
+    __slots__ = ("_batch", "_good_until", "_handshakes", "_left_out", "_members", "grace_secs")
 
     def __init__(self, members: Collection[M], grace_secs: float) -> None:
         """``members``: all that have been let in and are not gone, kept by the caller."""
@@ -50,7 +50,8 @@ class Evictions(Generic[M]):
         self.grace_secs = grace_secs
         self._handshakes: OrderedDict[M, float] = OrderedDict()
         self._batch: OrderedDict[M, tuple[Standing, float]] = OrderedDict()
-        self._look_at = 0.0
+        self._good_until = 0.0
+        self._left_out = False
 
     def handshake_began(self, member: M, now: float, owing_secs: float = 0.0) -> None:
         """A member's handshake begins. ``owing_secs``: so long its client has already owed the next step, while it
@@ -78,8 +79,8 @@ class Evictions(Generic[M]):
             break
         if only_handshakes:
             return None
-        found = self._from_batch()
-        if found is None and now >= self._look_at:
+        found = None if now >= self._good_until else self._from_batch()
+        if found is None and (now >= self._good_until or self._left_out):
             self._look(now)
             found = self._from_batch()
         return found
@@ -96,7 +97,7 @@ class Evictions(Generic[M]):
 
     def wait_secs(self, now: float, *, only_handshakes: bool = False) -> float:
         """After so long it is worth to ask for a candidate again, if nothing else happens."""
-        when = now + LOOK_SECS if only_handshakes else self._look_at
+        when = now + LOOK_SECS if only_handshakes else self._good_until
         for since in self._handshakes.values():
             when = min(when, since + self.grace_secs)
             break
@@ -119,26 +120,23 @@ class Evictions(Generic[M]):
             if standing is Standing.IDLE or (standing is Standing.HEAD and since <= latest):
                 found.append((standing, since, number, member))
         size = max(BATCH, len(self._members) // BATCH_PART)
-        if len(found) <= size:
-            found.sort()
-            self._look_at = now + max(LOOK_SECS, len(self._members) * LOOK_SECS_A_MEMBER)
-        else:
-            found = heapq.nsmallest(size, found)
-            self._look_at = now
+        self._left_out = len(found) > size
+        found = heapq.nsmallest(size, found) if self._left_out else sorted(found)
+        self._good_until = now + max(LOOK_SECS, len(self._members) * LOOK_SECS_A_MEMBER)
         self._batch = OrderedDict((member, (standing, since)) for standing, since, _, member in found)
 
 
 class Counts(Protocol):
     """How many connections each client has, over all workers."""
 
-    def add(self, client: bytes) -> int:
+    def add(self, client: int) -> int:
         """Count one more. Returns how many there are now, those of other workers included."""
 
-    def remove(self, client: bytes) -> None:
+    def remove(self, client: int) -> None:
         """Count one less."""
 
 
-def admits(counts: Counts, client: bytes, cap: int) -> bool:
+def admits(counts: Counts, client: int, cap: int) -> bool:
     """Whether ``client`` may have one connection more; it is counted then, and ``counts.remove`` is owed.
 
     Counted first and looked at then, so that two workers that do so at once never let in one too many.
