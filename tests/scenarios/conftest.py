@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import faulthandler
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 WALL_TIMES = pytest.StashKey[dict[str, float]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Minutes are no sign of a hang here: no stacks are printed before a test's own timeout."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import subprocess
@@ -47,7 +46,6 @@ def tail(log: Path) -> str:
 @pytest.mark.timeout(SCENARIO_SECS + END_SECS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario(scenario: str, tmp_path: Path, wall_times: dict[str, float]) -> None:
-    faulthandler.cancel_dump_traceback_later()  # minutes are no sign of a hang here
     began = time.monotonic()
     try:
         code = run(scenario, log=tmp_path / "log", timeout_secs=SCENARIO_SECS)
