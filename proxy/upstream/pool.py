@@ -300,15 +300,18 @@ class Pending:
             if self._attempts < len(backend.endpoints) and self.connect(backend):
                 return
             self._pool.backend_failed(backend, failure.reason)
-            self.tried.append(backend)
             self._attempts = 0
-            followers = self._step_down()
+            if self.group.http2:
+                # Elsewhere there may be a connection already, for it and for those that have waited with it.
+                followers = self._step_down()
+                self._pool.closed()
+                self._pool.regroup((self, *followers), backend, failure)
+                return
+            self.tried.append(backend)
             another = self.group.choose(self.tried)
             if another is not None and self.connect(another):
-                self._pool.regroup(followers, backend, failure)
                 return
-        else:
-            followers = self._step_down()
+        followers = self._step_down()
         self.user = None
         self._pool.closed()
         user.on_upstream_failed(failure)

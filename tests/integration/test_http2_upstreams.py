@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import RawUpstream, Response, wait_until
+from tests.harness import RawUpstream, Response, Wire, wait_until
 from tests.harness import http2 as h
 from tests.harness.http2_upstream import Asked, Http2Server, answering_all, serving
 from tests.harness.http2_wire import connect_http2
@@ -23,6 +24,8 @@ PATIENCE_SECS = 20.0
 
 @pytest.fixture(scope="module")
 def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    nobody = socket.socket()
+    nobody.bind(("127.0.0.1", 0))  # and does not listen: the port refuses
     authority = Authority(tmp_path_factory.mktemp("pki"))
     files = authority.issue("127.0.0.1")
 
@@ -35,6 +38,12 @@ def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             "sites": [
                 {"hosts": ["*"], "upstreams": [one], **h2},
                 {"hosts": ["pair.example.org"], "upstreams": [two, three], "max_fails": 1000, **h2},
+                {
+                    "hosts": ["half.example.org"],
+                    "upstreams": [f"http://127.0.0.1:{nobody.getsockname()[1]}", three],
+                    "max_fails": 1000,
+                    **h2,
+                },
                 {"hosts": ["dead.example.org"], "upstreams": [dead], **h2},
                 {"hosts": ["brief.example.org"], "upstreams": [one], "upstream_response_timeout_secs": 0.6, **h2},
                 {
@@ -46,7 +55,7 @@ def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             ],
         }
 
-    with open_stage(configure, upstreams=4) as stage:
+    with nobody, open_stage(configure, upstreams=4) as stage:
         stage.files = files  # type: ignore[attr-defined]
         yield stage
 
@@ -377,6 +386,41 @@ def test_those_that_wait_for_a_connection_that_fails_go_elsewhere_or_fail(stage:
 
     refuse(stage.upstreams[3])
     assert {answer.status for answer in together(stage, 6, "dead.example.org")} == {502}
+
+
+def test_a_backend_that_refuses_is_passed_over_by_all_that_wait(stage: Stage) -> None:
+    stage.upstreams[2].script = serving(answering_all)
+    for _ in range(3):
+        assert [answer.status for answer in together(stage, 6, "half.example.org")] == [200] * 6
+    assert len(stage.upstreams[2].wires) == 1
+
+
+def test_over_tls_and_who_connects_may_leave(stage: Stage) -> None:
+    """The first request makes the connection, the second waits for it, and goes on when the first gives up."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(stage.files["chain"], stage.files["key"])  # type: ignore[attr-defined]
+    context.set_alpn_protocols(["h2"])
+    knocks: list[Wire] = []
+
+    def play(wire: Wire) -> None:
+        knocks.append(wire)
+        if len(knocks) == 1:
+            wire.read_to_end()  # no handshake for the first
+            return
+        wire.sock = context.wrap_socket(wire.sock, server_side=True)
+        serving(answering_all)(wire)
+
+    stage.upstreams[1].script = play
+    first = stage.client()
+    first.send(b"GET / HTTP/1.1\r\nHost: tls.example.org\r\n\r\n")
+    wait_until(lambda: knocks, "the first connection")
+    second = stage.client()
+    second.send(b"GET / HTTP/1.1\r\nHost: tls.example.org\r\n\r\n")
+    wait_until(lambda: stage.appliance.status()["workers"][0]["requests_active"] >= 2, "both to be waiting")
+    assert len(knocks) == 1
+    first.close()
+    assert second.read_response().body == b"ok"
+    assert len(knocks) == 2
 
 
 def test_without_alpn_it_is_not_spoken(stage: Stage, tmp_path: Path) -> None:
