@@ -29,7 +29,7 @@ lint: setup-dev
 	$(BIN)/python -m proxy.config.reference --check
 	$(BIN)/python -m tests.role_readme --check
 	$(BIN)/yamllint --strict .
-	PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline --quiet --profile production
+	PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline -q --profile production
 	! command -v shellcheck >/dev/null || shellcheck --external-sources $(SCRIPTS)
 
 # PYTEST_ARGS narrows: make test PYTEST_ARGS="-k websocket"
