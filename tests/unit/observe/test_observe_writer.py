@@ -241,7 +241,8 @@ one.start()
 for _ in range(100):
     one.write((b"x" * 99 + b"\\n") * 600, 600)
 assert not one.close(0.2)
-assert one.lines_dropped >= 100 * 600 - (4 * 1024 * 1024 // 100), one.lines_dropped
+# The pipe takes 64 KB, if the thread has its turn.
+assert one.lines_dropped >= 100 * 600 - (4 * 1024 * 1024 + 65_536) // 100, one.lines_dropped
 """
 
 
