@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from proxy.config.address import Address, parse_address
 from proxy.config.effective import (
@@ -15,6 +15,7 @@ from proxy.config.effective import (
     effective_listeners,
     effective_redirect_addresses,
 )
+from proxy.config.place import faults_at
 from proxy.config.schema import Settings
 from proxy.errors import StartError
 from proxy.master.port_owner import describe_owner
@@ -32,6 +33,8 @@ class ListenPlan:
     redirect: tuple[Address, ...]
     health: Address | None
     skipped: tuple[str, ...]
+    keys: Mapping[Address, tuple[str | int, ...]] = field(default_factory=dict)
+    """Where in the configuration an address stands; the default ones stand nowhere."""
 
     def addresses(self) -> tuple[Address, ...]:
         health = () if self.health is None else (self.health,)
@@ -61,16 +64,28 @@ def plan_listeners(settings: Settings) -> ListenPlan:
         https = tuple(one for one in https if not one.optional)
         redirect = tuple(one for one in redirect if not one.optional)
     health = parse_address(settings.health.address) if settings.health.enabled else None
-    return ListenPlan(https, tuple(one.address for one in redirect), health, skipped)
+    return ListenPlan(https, tuple(one.address for one in redirect), health, skipped, _keys(settings))
 
 
-def probe(addresses: Sequence[Address]) -> None:
-    """Make sure that nobody listens on any of ``addresses``. Raises StartError naming the owner.
+def _keys(settings: Settings) -> dict[Address, tuple[str | int, ...]]:
+    keys: dict[Address, tuple[str | int, ...]] = {}
+    if settings.health.enabled and "address" in settings.health.model_fields_set:
+        keys[parse_address(settings.health.address)] = ("health", "address")
+    if settings.redirect.enabled and "addresses" in settings.redirect.model_fields_set:
+        for index, text in enumerate(settings.redirect.addresses):
+            keys[parse_address(text)] = ("redirect", "addresses", index)
+    for index, listener in enumerate(settings.listeners):
+        keys[parse_address(listener.address)] = ("listeners", index, "address")
+    return keys
+
+
+def probe(addresses: Sequence[Address], keys: Mapping[Address, tuple[str | int, ...]] | None = None) -> None:
+    """Make sure that nobody listens on any of ``addresses``. Raises StartError naming the owner, with its key.
 
     Without SO_REUSEPORT: with it a second instance of the same user would share the traffic silently.
     """
     for address in addresses:
-        with _socket(address) as sock:
+        with faults_at(*(keys or {}).get(address, ())), _socket(address) as sock:
             _bind(sock, address)
 
 

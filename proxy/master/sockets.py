@@ -37,7 +37,7 @@ class BoundSockets:
         """
         inherited.require_configured(plan.listen.addresses())
         given = inherited.sockets.keys() | (_addresses(handover) if handover is not None else set())
-        listeners.probe([address for address in plan.listen.addresses() if address not in given])
+        listeners.probe([address for address in plan.listen.addresses() if address not in given], plan.listen.keys)
         self._slots = plan.workers
         self._inherited = inherited
         self._rows: dict[Address, Row] = {}
@@ -115,7 +115,7 @@ class BoundSockets:
     def _missing(self, listen: ListenPlan) -> list[Address]:
         self._inherited.require_configured(listen.addresses())
         missing = [address for address in _traffic(listen) if address not in self._rows]
-        listeners.probe(missing)
+        listeners.probe(missing, listen.keys)
         return missing
 
     def drop(self, extension: Extension) -> None:

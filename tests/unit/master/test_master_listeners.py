@@ -126,3 +126,13 @@ def test_no_terminal_escape_comes_out_of_a_command_line(tmp_path: Path) -> None:
     finally:
         os.kill(process, 9)
         os.waitpid(process, 0)
+
+
+def test_a_fault_of_an_address_knows_its_key() -> None:
+    addresses = [{"address": "127.0.0.1:9443"}, {"address": "192.0.2.1:9"}]
+    settings = load_mapping({"listeners": addresses, "redirect": {"enabled": False}, "sites": [SITE]})
+    plan = plan_listeners(settings)
+    with pytest.raises(StartError, match="this host does not have that address") as caught:
+        probe([Address("192.0.2.1", 9, socket.AF_INET)], plan.keys)
+    assert caught.value.key == ("listeners", 1, "address")
+    assert plan.health not in plan.keys, "a default stands nowhere"
