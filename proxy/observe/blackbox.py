@@ -46,19 +46,20 @@ def open_file(folder: str, slot: int) -> int:
 class RecordFile:
     """The worker's side: a ring of records behind a descriptor that somebody has opened."""
 
-    __slots__ = ("_descriptor", "_number")
+    __slots__ = ("_descriptor",)
 
     def __init__(self, descriptor: int) -> None:
-        """Goes on behind the newest record that is there. Raises OSError."""
         self._descriptor = descriptor
-        self._number = max((int(record.get("number", 0)) for record in _parsed(_content(descriptor))), default=0)
 
     def write(self, document: Mapping[str, Any]) -> None:
-        """Write one record with its time and number. What is too long loses the ends of its lists. Raises OSError."""
-        self._number += 1
-        record = {"number": self._number, "time": time.time(), **document}
-        data = fitted(record)
-        os.pwrite(self._descriptor, data.ljust(RECORD_BYTES - 1) + b"\n", self._number % RECORDS * RECORD_BYTES)
+        """Write one record behind the newest that is there: during an upgrade two generations write into the file.
+
+        What is too long loses the ends of its lists. Raises OSError.
+        """
+        there = _parsed(os.pread(self._descriptor, FILE_BYTES, 0))
+        number = 1 + max((int(record.get("number", 0)) for record in there), default=0)
+        data = fitted({"number": number, "time": time.time(), **document})
+        os.pwrite(self._descriptor, data.ljust(RECORD_BYTES - 1) + b"\n", number % RECORDS * RECORD_BYTES)
 
 
 def fitted(record: Mapping[str, Any]) -> bytes:
@@ -88,10 +89,6 @@ def read_records(folder: str) -> list[dict[str, Any]]:
                 found += _parsed(file.read(FILE_BYTES))
     found.sort(key=lambda record: -float(record.get("time", 0)))
     return found
-
-
-def _content(descriptor: int) -> bytes:
-    return os.pread(descriptor, FILE_BYTES, 0)
 
 
 def _parsed(data: bytes) -> list[dict[str, Any]]:

@@ -62,7 +62,6 @@ class BlackBox:
         sessions: Callable[[], Iterable[ClientSession]],
         settings: Callable[[], Settings],
     ) -> None:
-        """Raises OSError when the file cannot be read."""
         self._slot = slot
         self._file = RecordFile(descriptor)
         self._cells = cells

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import os
@@ -151,15 +150,14 @@ class Worker:
         self._fronts = {one.label: self._front(one) for one in (*context.https, *context.redirect)}
         self._black_box: BlackBox | None = None
         if context.black_box is not None:
-            with contextlib.suppress(OSError):
-                self._black_box = BlackBox(
-                    context.slot,
-                    context.black_box,
-                    cells,
-                    sessions=lambda: self._sessions,
-                    settings=lambda: self._generation.settings,
-                )
-                self._reporter.on_report = self._black_box.on_report
+            self._black_box = BlackBox(
+                context.slot,
+                context.black_box,
+                cells,
+                sessions=lambda: self._sessions,
+                settings=lambda: self._generation.settings,
+            )
+            self._reporter.on_report = self._black_box.on_report
         self._takeover = Takeover(
             workshop, context.orders, current=lambda: self._generation, commit=self._switch, retire=self._retire
         )

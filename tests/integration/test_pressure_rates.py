@@ -86,9 +86,14 @@ def test_the_answer_says_when_to_come_again(appliance: StartAppliance, upstream:
 
 def test_tokens_come_back(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
     one = start(appliance, upstream, rate_limits=[{"requests": 5, "per_secs": 1, "burst": 1}])
+    found: list[int] = []
     with one.connect() as client:
-        found = []
-        wait_until(lambda: found.append(client.request(GET % (b"/", b"")).status) or found.count(200) == 3, "200")
+
+        def three_were_served() -> bool:
+            found.append(client.request(GET % (b"/", b"")).status)
+            return found.count(200) == 3
+
+        wait_until(three_were_served, "tokens come back")
     assert found[0] == 200
 
 
