@@ -30,7 +30,7 @@ class Http2Connect(Http2Exchange):
     __slots__ = ("_key", "_reading", "_shut", "handler")
 
     half_closes = False
-    """The codec resets a stream that we end first (RFC 9113 section 8.1), so what the client still says is lost."""
+    """As over HTTP/1.1 and TLS: when the upstream has ended, so has the tunnel."""
     _key: bytes
     _reading: bool
     _shut: bool

@@ -355,6 +355,7 @@ class Http2Session(SecuredSession):
         self._send(stream_id, status, fields, body)
 
     def _send(self, stream_id: int, status: int, fields: list[tuple[bytes, bytes]], body: bytes) -> None:
+        self.codec.end_tunnel(stream_id)
         self.codec.send_head(stream_id, http2_block(status, fields), end_stream=not body)
         if body:
             self.codec.send_data(stream_id, body, end_stream=True)
@@ -367,6 +368,8 @@ class Http2Session(SecuredSession):
         ended = self._exchanges.pop(exchange.stream_id, None)
         if ended is not None:
             ended.forget()
+            if type(ended) is Http2Connect:
+                self.codec.end_tunnel(ended.stream_id)
 
     def go_away(self) -> None:
         """Announce the end: no new streams after a moment, those there are go on."""

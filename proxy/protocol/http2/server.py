@@ -152,10 +152,19 @@ class ServerConnection(Connection):
         self._on_trailers(stream, headers, ended)
 
     def _on_half_closed(self, stream: Stream) -> None:
-        # Section 8.1: the answer is whole, the rest of the request is of no use to anybody; nor is what a client says
-        # into a tunnel whose other end has gone, or into one that was refused.
-        self._close(stream)
-        self._reset(stream.id, NO_ERROR)
+        # Section 8.1: the answer is whole, the rest of the request is of no use to anybody.
+        if not stream.tunnel:
+            self._close(stream)
+            self._reset(stream.id, NO_ERROR)
+
+    def end_tunnel(self, stream_id: int) -> None:
+        """A CONNECT was refused, or its tunnel has ended: what the client still says is of no use to anybody, so the
+        stream is over with our end of it, like any other answer's."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.tunnel:
+            stream.tunnel = False
+            if stream.local_ended:
+                self._on_half_closed(stream)
 
     # -- settings and priorities ---------------------------------------------------------------------------------------
 

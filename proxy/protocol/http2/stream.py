@@ -46,7 +46,7 @@ class Stream:
         self.refused = False
         """Server role: what else comes of the request is dropped."""
         self.tunnel = False
-        """Opened by CONNECT: DATA is no message's body."""
+        """Opened by CONNECT: its two directions end apart."""
         self.to_head = False
         """Client role: it answers HEAD."""
         self.content_left: int | None = None
