@@ -95,7 +95,7 @@ def main() -> int:
     """0 when everything was measured, 1 when something was not, 2 when the bench cannot run at all."""
     options = _parser().parse_args()
     scale, rounds = (QUICK, options.rounds or 1) if options.quick else (FULL, options.rounds or 3)
-    if not packages.install(packages.missing(("nginx", "wrk", "openssl", *options.peers))):
+    if not packages.install(packages.missing(("nginx", "wrk", "h2load", "openssl", *options.peers))):
         return 2
     _raise_descriptor_limit()
     results = report.Results()

@@ -10,7 +10,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_TOOLS = {"nginx": "nginx", "haproxy": "haproxy", "caddy": "caddy", "wrk": "wrk", "openssl": "openssl"}
+_TOOLS = {
+    **{name: name for name in ("nginx", "haproxy", "caddy", "wrk", "openssl")},
+    "h2load": "nghttp2-client",
+}
 """Package by command."""
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _INSTALL_TIMEOUT_SECS = 600

@@ -68,7 +68,8 @@ def conditions(command: str, results: Results, peers: Iterable[str], scale: Scal
     loads = results.loads or [os.getloadavg()[0]]
     work = (
         f"{scale.wrk_secs} s of keep-alive requests, {scale.handshakes:,} handshakes, {scale.transfers} transfers of "
-        f"100 MB each way, {scale.idle_connections:,} idle connections"
+        f"100 MB each way, {scale.idle_connections:,} idle connections; HTTP/2: {scale.http2_requests:,} requests, "
+        f"{scale.transfers} downloads of 100 MB"
     )
     lines = (
         f"Command: `{command}`",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,10 @@ _LOG_TIMEOUT_SECS = 3.0
 _SETTLE_SECS = 1.0
 _WRK_CONNECTIONS = 64
 _HANDSHAKES_AT_A_TIME = 8
+_H2_CONNECTIONS, _H2_STREAMS, _H2_MANY_STREAMS = 16, 8, 100
+_H2LOAD_DONE = re.compile(r"^requests: \d+ total, \d+ started, \d+ done, (\d+) succeeded", re.MULTILINE)
+_H2LOAD_SECS = re.compile(r"^finished in ([0-9.]+)(us|ms|s|min)", re.MULTILINE)
+_UNITS_SECS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _CLIENT_ENVIRONMENT = {"OPENSSL_CONF": str(CONF / "client-openssl.cnf"), "PYTHONPATH": str(REPOSITORY)}
 
 
@@ -34,11 +40,12 @@ class Scale:
     handshakes: int
     transfers: int
     idle_connections: int
+    http2_requests: int
     idle_base: int = 100
 
 
-FULL = Scale(wrk_secs=6, warm_up_secs=1, handshakes=2_000, transfers=10, idle_connections=1_500)
-QUICK = Scale(wrk_secs=2, warm_up_secs=1, handshakes=400, transfers=2, idle_connections=300)
+FULL = Scale(wrk_secs=6, warm_up_secs=1, handshakes=2_000, transfers=10, idle_connections=1_500, http2_requests=60_000)
+QUICK = Scale(wrk_secs=2, warm_up_secs=1, handshakes=400, transfers=2, idle_connections=300, http2_requests=8_000)
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,47 @@ def keep_alive(peer: Peer, stage: Stage, scale: Scale, path: str) -> Measured:
         memory.rss / 1024,
         memory.pss / 1024,
         notes=notes,
+    )
+
+
+def http2(peer: Peer, stage: Stage, scale: Scale, connections: int, streams: int) -> Measured:
+    """h2load with so many connections, each with so many requests at a time; a twentieth before it is not counted."""
+    _h2load(peer, "/small", scale.http2_requests // 20, connections, streams)
+    lines = peer.log_lines()
+    before = peer.job.cpu()
+    duration_secs, p99_ms = _h2load(peer, "/small", scale.http2_requests, connections, streams)
+    used = peer.job.cpu().since(before)
+    memory = peer.job.memory()
+    scaled = 1e6 / scale.http2_requests
+    return Measured(
+        (used.user + used.system) * scaled,
+        used.user * scaled,
+        used.system * scaled,
+        scale.http2_requests / duration_secs,
+        p99_ms,
+        memory.rss / 1024,
+        memory.pss / 1024,
+        notes={"access-log lines missing": _log_lines_missing(peer, lines + scale.http2_requests)},
+    )
+
+
+def http2_download(peer: Peer, stage: Stage, scale: Scale) -> Measured:
+    """100 MB bodies, one after the other, each on a stream of one connection."""
+    _h2load(peer, "/bulk", 1, 1, 1)
+    before = peer.job.cpu()
+    duration_secs, slowest_ms = _h2load(peer, "/bulk", scale.transfers, 1, 1)
+    used = peer.job.cpu().since(before)
+    memory = peer.job.memory()
+    total = scale.transfers * BULK_BYTES
+    scaled = 1e9 / total
+    return Measured(
+        (used.user + used.system) * scaled,
+        used.user * scaled,
+        used.system * scaled,
+        total / duration_secs / 1e6,
+        slowest_ms,
+        memory.rss / 1024,
+        memory.pss / 1024,
     )
 
 
@@ -220,6 +268,27 @@ WORKS: dict[str, Work] = {
         lambda peer, stage, scale: transfers(peer, stage, scale, "uploads", "/upload"),
         {"nginx": 1.3},
     ),
+    "h2-small": Work(
+        f"HTTP/2: {SMALL_BYTES}-byte responses, {_H2_CONNECTIONS} connections with {_H2_STREAMS} streams each",
+        "us/request",
+        "requests/s",
+        lambda peer, stage, scale: http2(peer, stage, scale, _H2_CONNECTIONS, _H2_STREAMS),
+        {"nginx": 1.6, "caddy": 0.35},
+    ),
+    "h2-streams": Work(
+        f"HTTP/2: {SMALL_BYTES}-byte responses, one connection with {_H2_MANY_STREAMS} streams",
+        "us/request",
+        "requests/s",
+        lambda peer, stage, scale: http2(peer, stage, scale, 1, _H2_MANY_STREAMS),
+        {"nginx": 1.6, "caddy": 0.35},
+    ),
+    "h2-download": Work(
+        "HTTP/2: 100 MB downloads, one stream at a time",
+        "s/GB",
+        "MB/s",
+        http2_download,
+        {"nginx": 1.3},
+    ),
     "idle": Work("Idle TLS connections after one request each", "KB each", "", idle, {"nginx": 1.3}),
 }
 
@@ -267,3 +336,26 @@ def _wrk(peer: Peer, path: str, secs: int) -> dict[str, float]:
                 raise FailedError(f"wrk counted errors:\n{output[-800:]}")
             return result
     raise FailedError(f"wrk reported nothing:\n{output[-800:]}")
+
+
+def _h2load(peer: Peer, path: str, count: int, connections: int, streams: int) -> tuple[float, float]:
+    """``count`` requests: how long they took in seconds, and the 99th percentile of each one's time in ms."""
+    url = f"https://127.0.0.1:{peer.port}{path}"
+    size = ("-n", str(count), "-c", str(connections), "-m", str(streams))
+    with tempfile.NamedTemporaryFile("r", prefix="h2load-") as log:
+        output = _run(
+            [
+                "h2load",
+                *size,
+                "--tls13-ciphers=TLS_AES_128_GCM_SHA256",
+                "--groups=X25519",
+                f"--log-file={log.name}",
+                url,
+            ]
+        )
+        durations_us = sorted(int(line.split("\t")[2]) for line in log)
+    done, secs = _H2LOAD_DONE.search(output), _H2LOAD_SECS.search(output)
+    if done is None or secs is None or int(done[1]) != count or "Application protocol: h2" not in output:
+        raise FailedError(f"h2load did not succeed with each of {count} requests over h2:\n{output[-800:]}")
+    p99_us = durations_us[min(len(durations_us) - 1, len(durations_us) * 99 // 100)]
+    return float(secs[1]) * _UNITS_SECS[secs[2]], p99_us / 1e3
