@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Protocol
 
 from proxy.protocol.http1 import NO_BODY, EndOfMessage, RequestHead, ResponseHead, Trailers
-from proxy.protocol.http2 import CANCEL, INTERNAL_ERROR, ServerConnection, encode_fields
+from proxy.protocol.http2 import CANCEL, INTERNAL_ERROR, JOINED_BYTES, ServerConnection, encode_fields
 from proxy.relay.answer import PreparedResponse, http2_block, own_fields
 from proxy.relay.context import RelayContext
 from proxy.relay.exchange import ClientSide, Exchange
@@ -71,9 +71,13 @@ class Http2Exchange(Exchange):
 
     def on_body(self, data: bytes) -> None:
         """A piece of the request body. The client may send more once it is passed on."""
-        if self._held is None:
-            self._held = deque()
-        self._held.append(data)
+        held = self._held
+        if held is None:
+            held = self._held = deque()
+        if held and len(held[-1]) + len(data) <= JOINED_BYTES:
+            held[-1] += data
+        else:
+            held.append(data)
         if not self._ended:
             self.pump_body()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from proxy.protocol.http1 import Trailers
 from proxy.protocol.http2 import (
     CANCEL,
+    JOINED_BYTES,
     NO_ERROR,
     Body,
     BodyEnd,
@@ -166,10 +167,13 @@ class Http2Request:
 
     def on_event(self, event: Event) -> None:
         """What has come on the stream."""
-        if self._paused or self._held:
-            self._held.append(event)
-        else:
+        held = self._held
+        if not self._paused and not held:
             self._tell(event)
+        elif held and type(event) is Body and type(held[-1]) is Body and len(held[-1].data) < JOINED_BYTES:
+            held[-1] = Body(event.stream_id, held[-1].data + event.data)
+        else:
+            held.append(event)
 
     def _tell(self, event: Event) -> None:
         user = self.user

@@ -81,6 +81,7 @@ from proxy.protocol.http2.events import (
 )
 from proxy.protocol.http2.hpack_encoder import encode_fields, encode_request, encode_response
 from proxy.protocol.http2.limits import DEFAULT_LIMITS, Limits, Rate
+from proxy.protocol.http2.outbox import JOINED_BYTES
 from proxy.protocol.http2.request import RequestHeads
 from proxy.protocol.http2.response import ResponseHeads
 from proxy.protocol.http2.server import ServerConnection
@@ -93,6 +94,7 @@ __all__ = [
     "ENHANCE_YOUR_CALM",
     "HTTP_1_1_REQUIRED",
     "INTERNAL_ERROR",
+    "JOINED_BYTES",
     "NO_ERROR",
     "PROTOCOL_ERROR",
     "REFUSED_STATUSES",

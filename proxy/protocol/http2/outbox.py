@@ -18,7 +18,11 @@ from proxy.protocol.http2.stream import Stream
 HIGH_WATER_BYTES: Final = 65_536
 LOW_WATER_BYTES: Final = 16_384
 TOTAL_HIGH_WATER_BYTES: Final = 1_048_576
+JOINED_BYTES: Final = 4_096
+"""Pieces are put together up to so much: as objects, those of a few bytes take twenty times their size."""
 _UPDATES_A_FRAME: Final = 4
+_CREDITED_BYTES: Final = 512
+"""A smaller frame that ends nothing earns no WINDOW_UPDATE, else windows of an octet could go on for ever."""
 _MAX_UPDATE_CREDIT: Final = 100_000
 
 
@@ -93,7 +97,11 @@ class Outbox:
     def data(self, stream: Stream, data: bytes) -> None:
         """A piece of a body, not empty."""
         size = len(data)
-        stream.queue.append(data)
+        queue = stream.queue
+        if queue and len(queue[-1]) + size <= JOINED_BYTES:
+            queue[-1] = b"".join((queue[-1], data))
+        else:
+            queue.append(data)
         stream.queued += size
         self.queued += size
         self.consider(stream)
@@ -217,7 +225,8 @@ class Outbox:
                 parts += (frames.header(take, DATA, END_STREAM if ended else 0, stream.id), piece)
                 left -= take
                 sent += take
-                self.update_credit += _UPDATES_A_FRAME
+                if ended or take >= _CREDITED_BYTES:
+                    self.update_credit += _UPDATES_A_FRAME
             del queue[:done]
             if sent:
                 self.update_credit = min(self.update_credit, _MAX_UPDATE_CREDIT)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.protocol.http2 import Body, Limits, Request, StreamReset, encode_response
+from proxy.protocol.http2 import (
+    ENHANCE_YOUR_CALM,
+    Body,
+    ConnectionFailed,
+    Limits,
+    Rate,
+    Request,
+    StreamReset,
+    encode_response,
+)
 from proxy.protocol.http2.priority import UNSIGNALLED, Priority, parse_priority
 from tests.harness import http2 as h
 from tests.harness.http2 import GET, POST, ClientPeer
@@ -162,6 +171,36 @@ def test_one_string_a_wake_up_for_all_streams() -> None:
     assert len(h.split_frames(peer.connection.take_output())) == 32
     assert not peer.connection.has_output
     assert peer.connection.open_streams == 0
+
+
+def test_small_pieces_are_put_together() -> None:
+    peer = ClientPeer()
+    peer.feed(h.headers(1))
+    peer.connection.send_head(1, OK)
+    for number in range(10_000):
+        peer.connection.send_data(1, b"%04d" % number)
+    peer.take()
+    assert peer.body(1) == b"".join(b"%04d" % number for number in range(10_000))
+    assert len(peer.of(h.DATA)) < 20
+
+
+def test_windows_of_an_octet_are_a_flood() -> None:
+    peer = ClientPeer(Limits(window_updates=Rate(20, 0)))
+    peer.feed(h.settings((0x4, 0)), h.headers(1))
+    peer.connection.send_head(1, OK)
+    peer.connection.send_data(1, bytes(60_000))
+    for _ in range(20):
+        assert peer.feed(h.window_update(1, 1)) == []
+    assert peer.feed(h.window_update(1, 1)) == [ConnectionFailed(ENHANCE_YOUR_CALM, "window-update-flood")]
+
+
+def test_who_takes_frames_may_open_windows() -> None:
+    peer = ClientPeer(Limits(window_updates=Rate(2, 0)))
+    peer.feed(h.settings((0x4, 0)), h.headers(1))
+    peer.connection.send_head(1, OK)
+    for _ in range(50):
+        peer.connection.send_data(1, bytes(1_000))
+        assert peer.feed(h.window_update(1, 1_000), h.window_update(0, 1_000)) == []
 
 
 def test_a_reset_drops_what_is_queued() -> None:
