@@ -130,7 +130,7 @@ def test_no_terminal_escape_comes_out_of_a_command_line(tmp_path: Path) -> None:
 
 def test_a_fault_of_an_address_knows_its_key() -> None:
     addresses = [{"address": "127.0.0.1:9443"}, {"address": "192.0.2.1:9"}]
-    settings = load_mapping({"listeners": addresses, "redirect": {"enabled": False}, "sites": [SITE]})
+    settings = load_mapping({"listeners": addresses, "redirect": {"enabled": False}, "sites": [SITE]}, source="test")
     plan = plan_listeners(settings)
     with pytest.raises(StartError, match="this host does not have that address") as caught:
         probe([Address("192.0.2.1", 9, socket.AF_INET)], plan.keys)
