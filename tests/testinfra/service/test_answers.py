@@ -51,12 +51,10 @@ def test_https_answers_for_every_site(host: Any, service: Service) -> None:
 def test_certificate_covers_every_site(host: Any, service: Service) -> None:
     for resolve, url in site_urls(service):
         name, port, ip = resolve.split(":", 2)
-        seen = host.run(
-            f"openssl s_client -connect {ip}:{port} -servername {name} </dev/null 2>/dev/null"
-            f" | openssl x509 -noout -checkend 0 -checkhost {name}"
-        ).stdout
-        assert "does match certificate" in seen, (url, seen)
-        assert "Certificate will not expire" in seen, (url, seen)
+        chain = f"openssl s_client -connect {ip}:{port} -servername {name} </dev/null 2>/dev/null"
+        for question in (f"-checkhost {name}", "-checkend 0"):
+            answer = host.run(f"{chain} | openssl x509 -noout {question}").stdout
+            assert "does match certificate" in answer or "will not expire" in answer, (url, question, answer)
 
 
 def test_old_tls_is_refused(host: Any, service: Service) -> None:
