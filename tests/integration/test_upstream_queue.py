@@ -76,12 +76,11 @@ def queued(stage: Stage, count: int) -> None:
 
 
 def test_requests_wait_and_are_served_in_order(stage: Stage, gate: Gate) -> None:
-    clients = [occupy(stage, gate)]
-    for number in range(5):
-        client = stage.client()
+    waiting = [stage.client() for _ in range(5)]  # their handshakes are no part of the wait
+    clients = [occupy(stage, gate), *waiting]
+    for number, client in enumerate(waiting):
         client.send(get(f"/{number}"))
         queued(stage, number + 1)
-        clients.append(client)
     gate.open()
     for client in clients:
         assert client.read_response().body == b"ok"
