@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import selectors
 import socket
 import ssl
@@ -19,6 +18,7 @@ from tests.harness import Appliance, connect_tls, descriptor_count, wait_until
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 TIMEOUT_SECS = 1.0
 PATIENCE_SECS = 10 * TIMEOUT_SECS
+GRACE_SECS = 1.0
 STALLED = 300
 STALL_SECS = 30.0
 START_AND_STOP = (" INFO started ", " WARNING certificate.self_signed ", " WARNING limit.low ")
@@ -135,9 +135,11 @@ class Stallers:
 
 @pytest.mark.timeout(300)
 def test_300_stalled_clients_against_128_descriptors(appliance: StartAppliance) -> None:
+    """Their timeout is far away: they give way to who comes after them once they have owed for a second."""
     config = {
         "max_connections": "auto",
-        "tls_handshake_timeout_secs": TIMEOUT_SECS,
+        "tls_handshake_timeout_secs": STALL_SECS,
+        "eviction_grace_secs": GRACE_SECS,
         "redirect": {"enabled": False},
         "sites": [{"hosts": ["*"], "redirects": [{"path": "/", "to": "https://a.test/"}]}],
     }
@@ -146,7 +148,7 @@ def test_300_stalled_clients_against_128_descriptors(appliance: StartAppliance) 
     permits: int = one.status()["workers"][0]["permits"]
     # 128 less: one listener, one connection being refused, two logs, two channel ends, a reserve of 64; halved.
     assert permits == 29
-    aim_secs = math.ceil(STALLED / permits) * TIMEOUT_SECS
+    aim_secs = 2 * GRACE_SECS
     before = len(one.event_lines())
     good: list[float] = []
     most_descriptors = 0
@@ -187,7 +189,7 @@ def test_300_stalled_clients_against_128_descriptors(appliance: StartAppliance) 
     assert len(lines) <= 10, lines
     assert not any("emfile" in line for line in one.event_lines())
     assert totals["accept_errors"] == 0
-    assert totals["handshakes_timed_out"] >= permits, "the storm was one"
+    assert totals["evicted_handshakes"] >= permits, "the storm was one"
     assert most_descriptors <= 128 - 32, "the reserve was not touched by connections"
     assert stallers.thrown_out >= permits
     with connect_tls(one.port, timeout_secs=10 * aim_secs) as wire:
