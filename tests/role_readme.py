@@ -38,8 +38,10 @@ def shown(value: object) -> str:
         return _NAMELESS
     if isinstance(value, str):
         return f"`{value}`" if value else '`""`'
-    return f"`{yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix('...').strip()}`".replace(
-        "\n", ""
+    return (
+        f"`{yaml.safe_dump(value, default_flow_style=True, width=1000).strip().removesuffix('...').strip()}`".replace(
+            "\n", ""
+        )
     )
 
 
