@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 import shutil
 import sys
@@ -59,13 +58,12 @@ def main() -> None:
     for folder in filter(Path.is_dir, Path(source).iterdir()):
         made = Path(target) / folder.name
         shutil.rmtree(made, ignore_errors=True)
-        shutil.copytree(folder, made, copy_function=os.link)
+        shutil.copytree(folder, made)
         (wheel,) = made.glob(OUR_WHEEL)
         new = variant_of(wheel, made, version, changes)
         wheel.unlink()
         requirements = made / "requirements.txt"
         text = requirements.read_text()
-        requirements.unlink()  # it is linked to the original's
         digest = hashlib.sha256(new.read_bytes()).hexdigest()
         text, count = re.subn(
             r"(?m)^reverse[-_]proxy==.*(\\\n.*)*$", f"reverse-proxy=={version} --hash=sha256:{digest}", text

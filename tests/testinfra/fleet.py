@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import testinfra
 from testinfra.host import Host
 
 PROJECT = Path(__file__).parents[2]
+WHEELHOUSE = os.environ.get("LAB_WHEELHOUSE", str(PROJECT / "build" / "wheelhouse"))
 INVENTORY = os.environ.get("MOLECULE_INVENTORY_FILE", "")
 PROGRAMS = "/opt/load"
 SERVICE = "reverse-proxy.service"
@@ -44,6 +46,15 @@ def run_playbook(name: str, **variables: object) -> subprocess.CompletedProcess[
         timeout=PLAYBOOK_TIMEOUT_SECS,
         check=False,
     )
+
+
+def wheelhouse_of(folder: Path, version: str, *change: str) -> str:
+    """Make a wheelhouse, in ``folder``, of a release that says ``version``, with one change of its code."""
+    made = folder / version
+    made.mkdir()
+    variant = PROJECT / "molecule" / "rollout" / "release_variant.py"
+    subprocess.run([sys.executable, str(variant), WHEELHOUSE, str(made), version, *change], check=True)
+    return str(made)
 
 
 @contextlib.contextmanager

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.testinfra.fleet import PROJECT, Installed, installed, program, report, run_playbook, status
+from tests.testinfra.fleet import Installed, installed, program, report, run_playbook, status, wheelhouse_of
 
 pytestmark = pytest.mark.timeout(1200)
 
 HOSTS = ("web1", "web2")
 CLIENT = "client1"
 REPORT = "/run/steady.json"
-WHEELHOUSE = PROJECT / "build" / "wheelhouse"
 LEAST_ANSWERS = 20
 """Of a host and a kind of connection: that the client was there all the time."""
+IN_NO_TIME_SECS = 1e-6
+"""A bar that no proxy reaches."""
 GOOD = "99.0.0"
 NEVER_READY = "99.0.1"
 HANG = ("proxy/worker/main.py", "uvloop.run(main())", "import time; time.sleep(3600)")
@@ -40,15 +38,6 @@ def traffic() -> Iterator[Traffic]:
             return report(CLIENT, REPORT)
 
         yield seen
-
-
-def wheelhouse(folder: Path, version: str, *change: str) -> str:
-    """A wheelhouse of a release that says ``version``, with one change of its code."""
-    made = folder / version
-    made.mkdir()
-    variant = os.path.join(os.path.dirname(__file__), "..", "release_variant.py")
-    subprocess.run([sys.executable, variant, str(WHEELHOUSE), str(made), version, *change], check=True)
-    return str(made)
 
 
 def all_installed() -> dict[str, Installed]:
@@ -75,9 +64,10 @@ def assert_nothing_failed(seen: dict[str, Any]) -> None:
 
 def test_an_upgrade_fails_no_request(traffic: Traffic, tmp_path: Path) -> None:
     before = all_installed()
-    ran = run_playbook("rollout.yml", proxy_wheelhouse=wheelhouse(tmp_path, GOOD))
+    ran = run_playbook("rollout.yml", proxy_wheelhouse=wheelhouse_of(tmp_path, GOOD))
     assert ran.returncode == 0, ran.stdout
     assert_nothing_failed(traffic())
+    assert len(re.findall(r"caps per client: .*; one address, no caps: ", ran.stdout)) == len(HOSTS), "a drill on each"
     for name, row in table(ran.stdout).items():
         after = installed(name)
         assert after.release.startswith(f"{GOOD}-")
@@ -90,7 +80,7 @@ def test_an_upgrade_fails_no_request(traffic: Traffic, tmp_path: Path) -> None:
 
 def test_a_release_that_never_becomes_ready_is_taken_back_and_stops_the_fleet(traffic: Traffic, tmp_path: Path) -> None:
     before = all_installed()
-    ran = run_playbook("rollout.yml", proxy_wheelhouse=wheelhouse(tmp_path, NEVER_READY, *HANG))
+    ran = run_playbook("rollout.yml", proxy_wheelhouse=wheelhouse_of(tmp_path, NEVER_READY, *HANG))
     assert ran.returncode != 0, ran.stdout
     assert_nothing_failed(traffic())
     rows = table(ran.stdout)
@@ -101,6 +91,25 @@ def test_a_release_that_never_becomes_ready_is_taken_back_and_stops_the_fleet(tr
     assert (after["web1"].release, after["web1"].config) == (before["web1"].release, before["web1"].config)
     assert after["web1"].main_pid == before["web1"].main_pid, "the master before goes on"
     assert status("web1")["version"] == GOOD
+
+
+def test_a_missed_bar_of_the_drill_is_told_taken_back_and_stops_the_fleet(traffic: Traffic) -> None:
+    before = all_installed()
+    config = {
+        "max_connections": 200,
+        "drill": {"min_good_percent": 0, "max_event_lines": 200, "max_recovery_secs": IN_NO_TIME_SECS},
+        "listeners": [{"address": "0.0.0.0:443"}],
+        "sites": [{"hosts": ["www.example.org"], "upstreams": ["http://127.0.0.1:3000"]}],
+    }
+    ran = run_playbook("rollout.yml", proxy_config=config)
+    assert ran.returncode != 0, ran.stdout
+    assert_nothing_failed(traffic())
+    assert re.search(r"the drill failed .*drill\.max_recovery_secs is 1e-06", " ".join(ran.stdout.split())), ran.stdout
+    rows = table(ran.stdout)
+    assert (rows["web1"][2], rows["web2"][2]) == ("put back", "not reached")
+    after = all_installed()
+    assert after["web2"] == before["web2"]
+    assert (after["web1"].release, after["web1"].config) == (before["web1"].release, before["web1"].config)
 
 
 def test_what_preflight_rejects_touches_no_host(traffic: Traffic) -> None:
@@ -123,7 +132,7 @@ def test_what_the_daemon_rejects_touches_no_host(traffic: Traffic, tmp_path: Pat
         ],
         "sites": [{"hosts": ["www.example.org"], "upstreams": ["http://127.0.0.1:3000"]}],
     }
-    ran = run_playbook("rollout.yml", proxy_wheelhouse=wheelhouse(tmp_path, GOOD), proxy_config=config)
+    ran = run_playbook("rollout.yml", proxy_wheelhouse=wheelhouse_of(tmp_path, GOOD), proxy_config=config)
     assert ran.returncode != 0, ran.stdout
     assert_nothing_failed(traffic())
     assert "no-chain.pem" in ran.stdout
