@@ -251,9 +251,8 @@ class AccessLog:
         lines = dropped - self._seen_dropped
         self._seen_dropped, self._seen_faults = dropped, faults
         self._cells[counters.ACCESS_LINES_DROPPED] += lines
-        self._reporter.report(
-            "access_log.dropped", "access lines are lost", lines=lines, lines_total=dropped, error=reason
-        )
+        message = "access lines are lost" if lines else "the log cannot be opened anew: the old file goes on"
+        self._reporter.report("access_log.dropped", message, lines=lines, lines_total=dropped, error=reason)
 
     def _begin_second(self, second: int) -> None:
         self._second = second

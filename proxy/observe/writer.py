@@ -251,12 +251,15 @@ class LineWriter:
             return False
 
     def _switch(self) -> bool:
-        """Open the path again; on failure the old descriptor stays, so that nothing is lost that it can take."""
+        """Open the path again. On failure the old file goes on taking lines, as long as it has a name somewhere."""
         try:
             fd = os.open(self.path, _OPEN_FLAGS, FILE_MODE)
         except OSError as error:
             self._fail(error)
-            return False
+            if not os.fstat(self._fd).st_nlink:
+                return False
+            self._retry_at = 0.0
+            return True
         if self._rest:  # the new file must not begin with half a line
             _, failure = self._write_all(self._rest)
             self._lost_lines += failure is not None

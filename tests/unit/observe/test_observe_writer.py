@@ -230,6 +230,9 @@ def test_a_failed_reopen_keeps_the_old_file(tmp_path: Path, started: Start) -> N
     path.mkdir()
     one.reopen()
     wait_until(lambda: one.faults == 1, "the failure is counted")
+    one.write(b"meanwhile\n", 1)
+    wait_until(lambda: (tmp_path / "a.log.1").read_bytes() == b"meanwhile\n", "the old file goes on")
+    assert one.lines_dropped == 0
     path.rmdir()
     wait_until(lambda: one.write(b"x\n", 1) and path.exists(), "opened again")
 
