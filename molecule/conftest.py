@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Generator
 
 import pytest
@@ -21,3 +22,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
                 ran = host.run(command)
                 report.sections.append((f"{title} of {host.backend.host}", ran.stdout + ran.stderr))
     return report
+
+
+@pytest.fixture(autouse=True)
+def minutes_are_no_hang() -> None:
+    """No dump of every stack after a time that a playbook may take."""
+    faulthandler.cancel_dump_traceback_later()
