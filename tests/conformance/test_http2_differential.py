@@ -45,10 +45,11 @@ STRICTER_THAN = {
     "length-mismatch": "h2 does not look at a content-length that the head's END_STREAM contradicts",
 }
 
-LAXER_THAN = (
-    "Request header block has mismatched :authority and Host headers",  # as octets; we compare hosts and ports
-    "Received frame with non-compliant data",  # an increment of 0, also on a stream that is closed
-)
+# h2 compares octets, we compare hosts and ports.
+LAXER_THAN = ("Request header block has mismatched :authority and Host headers",)
+# On a stream that is closed, or was by the first use of a higher one, WINDOW_UPDATE is ignored (section 5.1), whatever
+# is in it; h2 judges an increment of 0 before it looks at the stream.
+ZERO_INCREMENT = "Received frame with non-compliant data"
 
 DIFFERENCES = {
     "field-value": [h.headers(1, [*GET, ("x", "a\x01b")])],
@@ -173,7 +174,8 @@ class BothRead(RuleBasedStateMachine):
         if reason:
             assert error or reason in STRICTER_THAN, (reason, other)
         elif error:
-            assert any(error.startswith(lax) for lax in LAXER_THAN), (error, mine)
+            ignored = error == ZERO_INCREMENT and frame[3] == h.WINDOW_UPDATE and frame[9:] == bytes(4)
+            assert ignored or error.startswith(LAXER_THAN), (error, mine)
         else:
             assert mine == other
             return
@@ -248,7 +250,8 @@ def test_the_differences_are_there(reason: str) -> None:
     assert verdicts[-1] == (reason, "")
 
 
-TestBothRead = BothRead.TestCase
+# The time limit of a test raises inside the machine, which hypothesis would take for a machine that is not determined.
+TestBothRead = pytest.mark.timeout(900)(BothRead.TestCase)
 TestBothRead.settings = settings(max_examples=150, stateful_step_count=12, deadline=None)
 
 

@@ -212,6 +212,14 @@ def test_5_1_closed_takes_what_may_have_been_under_way(peer: ClientPeer) -> None
     assert lives(peer)
 
 
+def test_5_1_closed_ignores_a_window_update_whatever_its_increment(peer: ClientPeer) -> None:
+    # Stream 1 is closed by the first use of 3 (section 5.1.1): no stream is left that an increment of 0 could be an
+    # error of.
+    peer.feed(h.headers(3))
+    assert peer.feed(h.window_update(1, 0), h.window_update(1, 2**31 - 1)) == []
+    assert lives(peer)
+
+
 def test_5_1_what_comes_after_our_reset_is_ignored(peer: ClientPeer) -> None:
     peer.feed(h.headers(1, POST, end_stream=False))
     peer.connection.reset(1, 8)
