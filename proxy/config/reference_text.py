@@ -62,8 +62,8 @@ A time runs only while nothing moves, and starts again with every byte. A push o
 default below, and so does a download to a slow client. Bounded as a whole is only what moves no bodies: the TLS
 handshake, the head of a request (`header_total_timeout_secs`), connecting to an upstream or waiting for a connection
 to one, and a drain; and a client must keep a least rate (`min_..._bytes_per_sec`,
-[operations](operations.md#slow-clients)). `connection_idle_timeout_secs` runs only between exchanges. All times are numbers of seconds
-(`0.5` is one), greater than 0 and at most 604800, a week. There is no value for "never".
+[operations](operations.md#slow-clients)). `connection_idle_timeout_secs` runs only between exchanges. All times are
+numbers of seconds (`0.5` is one), greater than 0 and at most 604800, a week. There is no value for "never".
 
 ### Connections are counted once
 
