@@ -24,7 +24,8 @@ PROGRAMS = "/opt/load"
 SERVICE = "reverse-proxy.service"
 PROGRAM = "/opt/reverse-proxy/current/bin/reverse-proxy"
 CONFIG = "/etc/reverse-proxy/config.toml"
-PLAYBOOK_TIMEOUT_SECS = 900
+PLAYBOOK_TIMEOUT_SECS = 1800
+"""A guard against a hang; on a quiet machine each takes less than a minute a host."""
 WAIT_SECS = 30.0
 
 

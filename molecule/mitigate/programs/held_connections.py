@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import ssl
 import sys
@@ -59,6 +60,12 @@ class Download:
         self._thread.join(TIMEOUT_SECS)
 
 
+def _write(path: str, seen: dict[str, object]) -> None:
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(seen, file)
+    os.replace(f"{path}.new", path)
+
+
 def main() -> None:
     """The program."""
     report, host, site, size, secs, hurry = sys.argv[1:]
@@ -73,8 +80,7 @@ def main() -> None:
     loading = Connection(host, site, context)
     download = Download(loading.begin(f"/slow?bytes={size}&secs={secs}&hurry={hurry}"))
     seen: dict[str, object] = {"idle_port": idle.port, "download_port": loading.port}
-    with open(report, "w", encoding="utf-8") as file:
-        json.dump(seen, file)
+    _write(report, seen)
 
     told.wait()
     seen["bytes_before"] = download.received_bytes
@@ -83,11 +89,11 @@ def main() -> None:
         seen["second_answer"] = idle.begin("/").read().decode()
     except (OSError, http.client.HTTPException) as error:
         faults.append(f"idle connection: {type(error).__name__}: {error}")
+    _write(report, seen)
     download.wait()
     if download.fault or download.received_bytes != int(size):
         faults.append(f"download: {download.received_bytes} of {size} bytes {download.fault}")
-    with open(report, "w", encoding="utf-8") as file:
-        json.dump(seen | {"bytes": download.received_bytes, "fault": "; ".join(faults)}, file)
+    _write(report, seen | {"bytes": download.received_bytes, "fault": "; ".join(faults)})
 
 
 if __name__ == "__main__":

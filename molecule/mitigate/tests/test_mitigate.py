@@ -19,7 +19,7 @@ from tests.testinfra.fleet import (
     wait_until,
 )
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(2400)
 
 PROXY = "web1"
 CLIENT = "client1"
@@ -38,6 +38,8 @@ def make_the_incidents_state() -> None:
     """One worker, 1024 connections, and 1024 descriptors for what runs and for what will."""
     connections, descriptors = INCIDENT
     proxy = host(PROXY)
+    host(CLIENT).check_output(f"rm -f {REPORT}")
+    proxy.check_output(f"rm -f {HURRY}")
     proxy.check_output(f"sed -i 's/^LimitNOFILE=.*/LimitNOFILE={descriptors}:8192/' {DROP_IN}; systemctl daemon-reload")
     for pid in processes(PROXY):
         set_soft_nofile(PROXY, pid, descriptors)
@@ -61,6 +63,8 @@ def test_live_from_the_incidents_state_to_the_mitigated_one() -> None:
 
         assert processes(PROXY) == before, "no process was started or ended"
         assert status(PROXY)["workers"][0]["connections"] == 2
+        host(CLIENT).check_output("systemctl kill held")  # notes how far the download is
+        wait_until(lambda: "bytes_before" in report(CLIENT, REPORT), "the second request is answered")
         host(PROXY).check_output(f"touch {HURRY}")
         stop()
     seen = report(CLIENT, REPORT)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.testinfra.fleet import Installed, installed, program, report, run_playbook, status, wheelhouse_of
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(2400)
 
 HOSTS = ("web1", "web2")
 CLIENT = "client1"
@@ -49,6 +49,7 @@ def table(output: str) -> dict[str, list[str]]:
     """The rows of the summary by host: release, configuration, result, seconds."""
     rows = [re.split(r" {2,}", row) for row in re.findall(r'^[\s"\'-]*(web\d  .*?)["\',]*$', output, re.MULTILINE)]
     found = {row[0]: row[1:] for row in rows}
+    print(*found.items(), sep="\n")
     assert set(found) == set(HOSTS), output
     return found
 
