@@ -118,9 +118,8 @@ class Http2Exchange(Exchange):
         self._client.codec.send_data(self.stream_id, data, end_stream=end_stream)
 
     def send_whole(self, head: ResponseHead, response: PreparedResponse, body: bytes) -> None:
-        self._client.codec.send_head(self.stream_id, response.block, end_stream=not body)
-        if body:
-            self.give(body, end_stream=True)
+        self.given_bytes += len(body)
+        self._client.codec.send_whole(self.stream_id, response.block, body)
         self._client.wake(self.stream_id)
 
     def send_interim(self, head: ResponseHead, response: PreparedResponse) -> None:

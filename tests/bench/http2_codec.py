@@ -43,8 +43,7 @@ def microseconds(batch: int, *, repeats: bool) -> float:
     for data in batches:
         for event in connection.feed(data, 0.0):
             assert isinstance(event, Request)
-            connection.send_head(event.stream_id, block)
-            connection.send_data(event.stream_id, BODY, end_stream=True)
+            connection.send_whole(event.stream_id, block, BODY)
         connection.take_output()
     return (process_time() - begin) / REQUESTS * 1e6
 

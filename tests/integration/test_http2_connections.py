@@ -377,6 +377,7 @@ def test_status_and_metrics_show_connections_and_streams(
     for one in streams:
         assert client.finish(one).status == 200
     wait_until(lambda: totals(front, "http2_streams_open") == 0, "no stream to be open")
+    client.close()
     wait_until(lambda: totals(front, "http2_open") == 0, "no connection to be open")
 
 

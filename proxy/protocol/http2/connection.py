@@ -679,6 +679,13 @@ class Connection:
             stream.answered = not interim
             self._outbox.block(stream, block, end_stream)
 
+    def send_whole(self, stream_id: int, block: bytes, body: bytes) -> None:
+        """Send a final head and the whole body, maybe empty: ``send_head`` and ``send_data`` in one."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.answered = True
+            self._outbox.whole(stream, block, body)
+
     def send_data(self, stream_id: int, data: bytes, *, end_stream: bool = False) -> None:
         """Queue a piece of the body, maybe empty with ``end_stream``."""
         stream = self._streams.get(stream_id)

@@ -94,6 +94,21 @@ class Outbox:
         stream.blocks.append((block, end_stream))
         self.consider(stream)
 
+    def whole(self, stream: Stream, block: bytes, body: bytes) -> None:
+        """A head, and a body that is complete."""
+        if body:
+            stream.blocks.append((block, False))
+            stream.queue.append(body)
+            stream.ending = True
+            size = len(body)
+            stream.queued += size
+            self.queued += size
+        else:
+            stream.blocks.append((block, True))
+        if not stream.ready:
+            stream.ready = True
+            self._ready.append(stream)
+
     def data(self, stream: Stream, data: bytes) -> None:
         """A piece of a body, not empty."""
         size = len(data)
@@ -201,6 +216,18 @@ class Outbox:
 
     def _emit(self, stream: Stream, parts: list[bytes | memoryview], budget: int) -> int:
         """Heads, then at most ``budget`` of the body; returns how much of the budget that took."""
+        size = stream.queued
+        if (
+            stream.ending
+            and len(stream.blocks) == len(stream.queue) == 1
+            and size <= MIN_MAX_FRAME_BYTES
+            and size <= budget
+            and size <= self.window
+            and size <= stream.send_window
+            and stream.trailers is None
+        ):
+            self._emit_whole(stream, parts, size)
+            return size
         ended = False
         for block, end_stream in stream.blocks:
             parts += self._block(stream.id, block, END_STREAM if end_stream else 0)
@@ -250,6 +277,20 @@ class Outbox:
         elif not stream.sendable:
             stream.ready = False
         return sent
+
+    def _emit_whole(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
+        """A head and a body of a frame, after which nothing is left: what most answers are."""
+        stream_id = stream.id
+        parts += self._block(stream_id, stream.blocks[0][0], 0)
+        parts += (frames.header(size, DATA, END_STREAM, stream_id), stream.queue[0])
+        self.update_credit = min(self.update_credit + _UPDATES_A_FRAME, _MAX_UPDATE_CREDIT)
+        self.window -= size
+        self.queued -= size
+        stream.blocks.clear()
+        stream.queue.clear()
+        stream.queued = 0
+        stream.ready = stream.ending = False
+        self._on_ended(stream)
 
     def _block(self, stream_id: int, block: bytes, flags: int) -> list[bytes]:
         if not self.table_announced:
