@@ -47,9 +47,10 @@ def all_installed() -> dict[str, Installed]:
 
 def table(output: str) -> dict[str, list[str]]:
     """The rows of the summary by host: release, configuration, result, seconds."""
-    rows = [re.split(r" {2,}", row) for row in re.findall(r'^[\s"\'-]*(web\d  .*?)["\',]*$', output, re.MULTILINE)]
+    summary = output.partition("PLAY RECAP")[0].rpartition("TASK [Print the table]")[2]
+    print(summary)
+    rows = [re.split(r" {2,}", row) for row in re.findall(r'^[\s"\'-]*(web\d  .*?)["\',]*$', summary, re.MULTILINE)]
     found = {row[0]: row[1:] for row in rows}
-    print(*found.items(), sep="\n")
     assert set(found) == set(HOSTS), output
     return found
 
