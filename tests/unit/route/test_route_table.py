@@ -151,7 +151,11 @@ def test_defaults() -> None:
         "upstream_response_timeout_secs": 60.0,
         "tunnel_idle_timeout_secs": 3600.0,
         "request_body_timeout_secs": 30.0,
+        "min_request_body_bytes_per_sec": 240,
         "write_timeout_secs": 7.0,
+        "max_upstream_requests": None,
+        "max_queued_requests": 1024,
+        "door": {"access": None, "rates": ()},
     }
     assert entry["upstream_tls"].ca is None
 

@@ -76,7 +76,7 @@ def test_clients_accept_what_is_served(authority: Authority, two_names: Listener
     with server(two_names) as (port, seen):
         visit(port, client, name)
     assert isinstance(seen[0], Served), seen
-    assert (seen[0].version, seen[0].alpn) == ("TLSv1.3", "http/1.1")
+    assert (seen[0].version, seen[0].alpn) == ("TLSv1.3", "h2")
 
 
 @pytest.mark.parametrize("name", [b"\xff.example.org", b"b\xc3\xbccher.example.org", b"a..b", b"."])
