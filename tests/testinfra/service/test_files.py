@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tests.testinfra.service.conftest import UNIT, Service
@@ -43,7 +44,8 @@ def test_keys_are_nobody_elses(host: Any, service: Service) -> None:
         pair["key"] for listener in service.config.get("listeners", []) for pair in listener.get("certificates", [])
     ]
     for key in keys:
-        user, group, mode = owner_and_mode(host, key)
+        # A relative path is meant from the configuration's folder.
+        user, group, mode = owner_and_mode(host, os.path.join(os.path.dirname(service.command[1]), key))
         assert (user, group) == ("root", service.unit("Group")), key
         assert mode & 0o137 == 0, key
 
