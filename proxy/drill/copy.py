@@ -31,6 +31,7 @@ DRAIN_TIMEOUT_SECS = 5.0
 OWN_DESCRIPTORS = 300
 """What the drill itself needs besides its attackers: good clients, probes, its own files."""
 
+MAX_TEMP_CHARS = 60
 EVENTS_SHOWN, EVENT_CHARS = 5, 400
 
 NOT_PLAYED = ("access_lists", "allow", "deny", "drain_delay_secs", "rate_limits", "trusted_proxies", "user", "group")
@@ -133,7 +134,7 @@ def running_copy(settings: Settings, run_worker: RunWorker, *, capped: bool) -> 
 
     Raises StartError, with its own words, when the copy does not become ready.
     """
-    folder = tempfile.mkdtemp(prefix="reverse-proxy-drill-")
+    folder = _make_folder()
     pid = 0
     try:
         with socket.create_server((LOOPBACK, 0), backlog=4096) as upstream:
@@ -154,6 +155,12 @@ def running_copy(settings: Settings, run_worker: RunWorker, *, capped: bool) -> 
         if pid:
             _end(pid)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_folder() -> str:
+    """A folder whose admin socket has a path that a Unix socket may have."""
+    wanted = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="reverse-proxy-drill-", dir=wanted if len(wanted) < MAX_TEMP_CHARS else "/tmp")  # noqa: S108
 
 
 def _entry(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import StartAppliance
 from tests.harness import cli
+from tests.harness.processes import title
 from tests.harness.toml import to_toml
 
 SECS = "12"
@@ -22,11 +23,22 @@ LENIENT = {"min_good_percent": 90.0, "max_event_lines": 40, "max_recovery_secs":
 """Ten times the stated bars, for a busy machine."""
 
 
-def leftovers() -> list[str]:
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where drills make their folders; a process of a drill has it in its environment."""
+    with tempfile.TemporaryDirectory(prefix="rp-drill-") as made:
+        monkeypatch.setenv("TMPDIR", made)
+        yield made
+
+
+def leftovers(folder: str) -> list[str]:
     """Folders and processes of drills."""
-    folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("reverse-proxy-drill-")]
-    titles = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return folders + [title for title in titles if title.startswith("reverse-proxy: drill")]
+    found = os.listdir(folder)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if int(pid) != os.getpid() and folder.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(f"{pid} {title(int(pid))}")
+    return found
 
 
 @pytest.fixture
@@ -47,7 +59,7 @@ def drill(*arguments: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-def test_it_passes_and_leaves_nothing(config: Callable[..., str]) -> None:
+def test_it_passes_and_leaves_nothing(config: Callable[..., str], folder: str) -> None:
     code, document, said = drill("--config", config(drill=LENIENT))
     assert code == 0, (document, said)
     assert document["passed"]
@@ -63,17 +75,17 @@ def test_it_passes_and_leaves_nothing(config: Callable[..., str]) -> None:
         assert one["good"] > 50
         assert (one["leaked_permits"], one["leaked_descriptors"]) == (0, 0)
         assert any("out of descriptors" in reason for reason in one["not_ready"]), one["not_ready"]
-    assert leftovers() == []
+    assert leftovers(folder) == []
 
 
-def test_a_bar_that_is_missed_is_exit_code_1(config: Callable[..., str]) -> None:
+def test_a_bar_that_is_missed_is_exit_code_1(config: Callable[..., str], folder: str) -> None:
     """With so long a grace nobody is evicted, and good clients wait behind those that stall."""
     slow = {"eviction_grace_secs": 600.0, "tls_handshake_timeout_secs": 600.0, "max_handshakes": 60}
     code, document, said = drill("--config", config(drill={"max_recovery_secs": 0.5}, **slow))
     assert code == 1, (document, said)
     assert not document["passed"]
     assert any("drill.max_recovery_secs is 0.5" in fault for fault in document["missed"]), document["missed"]
-    assert leftovers() == []
+    assert leftovers(folder) == []
 
 
 def test_it_takes_the_configuration_of_the_instance_that_runs(appliance: StartAppliance) -> None:
@@ -101,11 +113,11 @@ def test_wrong_input(arguments: tuple[str, ...], said: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_what_the_copy_cannot_have_is_told(config: Callable[..., str], tmp_path: Path) -> None:
+def test_what_the_copy_cannot_have_is_told(config: Callable[..., str], tmp_path: Path, folder: str) -> None:
     missing = str(tmp_path / "none.pem")
     listener = {"address": "127.0.0.1:443", "certificates": [{"chain": missing, "key": missing}]}
     done = cli("drill", "--config", config(listeners=[listener]), "--for", SECS)
     assert done.returncode == 1, done
     assert "the copy did not start" in done.stderr
     assert missing in done.stderr
-    assert leftovers() == []
+    assert leftovers(folder) == []
