@@ -115,7 +115,8 @@ def _plural(item: Node) -> str:
 
 
 def _number(node: Node) -> str:
-    kind = "a number of seconds" if node.get("title") == "seconds" else "an integer"
+    unit = node.get("title")
+    kind = f"a number of {unit}" if unit in ("seconds", "percent") else "an integer"
     low, high = node.get("minimum"), node.get("maximum")
     if "exclusiveMinimum" in node:
         return f"{kind} greater than {node['exclusiveMinimum']}, at most {high}"

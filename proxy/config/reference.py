@@ -118,7 +118,7 @@ def _type(node: Node) -> str:
         return ", ".join(f"`{quoted(value)}`" for value in node["enum"])
     kind = node["type"]
     if kind == "number":
-        return "seconds"
+        return str(node.get("title", "seconds"))
     if kind == "integer":
         low, high = node["minimum"], node["maximum"]
         return f"integer, at least {low}" if high == _MAX_INT64 else f"integer, {low} to {high}"

@@ -383,7 +383,12 @@ class Drill(Model):
     """What `reverse-proxy drill` is judged by, in each of its rounds. Leaked permits or descriptors are never good."""
 
     min_good_percent: float = Field(
-        99.0, ge=0, le=100, allow_inf_nan=False, description="Good clients that must be served while it lasts."
+        99.0,
+        ge=0,
+        le=100,
+        allow_inf_nan=False,
+        title="percent",
+        description="Good clients that must be served while it lasts.",
     )
     max_event_lines: int = Field(20, ge=1, le=1_000_000, description="Lines of the event log.")
     max_recovery_secs: Seconds = Field(

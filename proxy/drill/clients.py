@@ -32,7 +32,13 @@ class Answer:
 
     began: float
     ended: float
-    good: bool
+    fault: str
+    """What kept it from being good; empty when it was."""
+
+    @property
+    def good(self) -> bool:
+        """Whether it was the whole answer, with 200."""
+        return not self.fault
 
     @property
     def secs(self) -> float:
@@ -144,13 +150,17 @@ class GoodClients:
 
     async def _one(self, context: ssl.SSLContext, address: str) -> None:
         began = monotonic()
-        good = False
-        with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, TimeoutError):
+        try:
             async with asyncio.timeout(PATIENCE_SECS):
-                good = await self._exchange(context, address)
-        self.answers.append(Answer(began, monotonic(), good))
+                fault = await self._exchange(context, address)
+        except TimeoutError:
+            fault = f"nothing for {PATIENCE_SECS:g} s"
+        except (OSError, ValueError) as error:
+            fault = getattr(error, "strerror", None) or type(error).__name__
+        self.answers.append(Answer(began, monotonic(), fault))
 
-    async def _exchange(self, context: ssl.SSLContext, address: str) -> bool:
+    async def _exchange(self, context: ssl.SSLContext, address: str) -> str:
+        """What was wrong with the answer; empty when it was good."""
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self.port, ssl=context, server_hostname="localhost", local_addr=(address, 0)
         )
@@ -159,7 +169,11 @@ class GoodClients:
             answer = await reader.read()
             while more := await reader.read():
                 answer += more
-            return answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"</html>\n")
+            if not answer:
+                return "closed without an answer"
+            if not answer.startswith(b"HTTP/1.1 200 "):
+                return answer.partition(b"\r\n")[0].decode("latin-1")
+            return "" if answer.endswith(b"</html>\n") else "a cut answer"
         finally:
             writer.close()
             with contextlib.suppress(OSError):

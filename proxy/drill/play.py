@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -46,6 +47,8 @@ class Figures:
     attackers_closed: int
     good: int
     good_percent: float
+    faults: dict[str, int]
+    """What kept good clients from being served, and how many."""
     p50_secs: float
     p99_secs: float
     event_lines: int
@@ -137,6 +140,7 @@ async def play(copy: Copy, *, name: str, secs: float, one_address: bool) -> Figu
         attackers_closed=attackers.closed_by_proxy,
         good=len(good.answers),
         good_percent=good_percent(good.answers),
+        faults=dict(Counter(one.fault for one in good.answers if not one.good)),
         p50_secs=percentile(good.answers, 0.50),
         p99_secs=percentile(good.answers, 0.99),
         event_lines=log.count(b"\n"),

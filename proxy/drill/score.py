@@ -67,6 +67,8 @@ def show(rounds: Sequence[Figures], faults: Sequence[str], stream: TextIO) -> No
     rows = [(name, *(shown(one) for one in rounds)) for name, shown in _ROWS]
     console.print(table(("", *(one.round for one in rounds)), 1, rows))
     for one in rounds:
+        for fault, count in one.faults.items():
+            console.print(f"{one.round}: {count} good clients were not served: {fault}")
         for reason in one.not_ready:
             console.print(f"{one.round}: not ready meanwhile: {reason}")
     for fault in faults:
