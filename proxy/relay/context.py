@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from email.utils import formatdate
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
@@ -157,4 +157,6 @@ class RelayContext:
             parsed = ip_address(address)
         except ValueError:
             return False
+        if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped
         return any(parsed in network for network in self._networks)

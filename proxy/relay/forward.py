@@ -6,7 +6,9 @@ with it (``RequestHead.memo``): a head that was seen before costs a look-up.
 
 from __future__ import annotations
 
+import functools
 import re
+from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.observe.accesslog import LoggedRequest
@@ -220,8 +222,11 @@ class ForwardedBy:
             return self.peer
         chain = b",".join(v for lower, _, v in head.fields if lower == b"x-forwarded-for")
         client = self.peer
-        for hop in map(bytes.strip, reversed(chain.split(b","))):
-            if not _is_address(hop):
+        for element in map(bytes.strip, reversed(chain.split(b","))):
+            if not element:
+                continue  # RFC 9110 section 5.6.1.2: empty elements of a list are ignored
+            hop = hop_address(element)
+            if not hop:
                 break
             client = hop
             if not self._context.trusts(hop.decode("ascii")):
@@ -237,8 +242,26 @@ class ForwardedBy:
         return self._context.new_request_id()
 
 
-_ADDRESS = re.compile(rb"[0-9A-Fa-f:.]{2,45}")
+_HOP = re.compile(
+    rb'"?(?:'
+    rb"\[([0-9A-Fa-f:.]{2,45})(?:%[^\]]*)?\](?::[0-9]{1,5})?"
+    rb"|([0-9.]{7,15}):[0-9]{1,5}"
+    rb"|([0-9A-Fa-f:.]{2,45})(?:%[^,\"]*)?"
+    rb')"?'
+)
+"""An address as an element of X-Forwarded-For: alone, in brackets, with a port or a zone, as balancers write it."""
 
 
-def _is_address(text: bytes) -> bool:
-    return _ADDRESS.fullmatch(text) is not None
+@functools.lru_cache(maxsize=4096)
+def hop_address(element: bytes) -> bytes:
+    """The address of an element of X-Forwarded-For in its usual spelling, an IPv4-mapped one as IPv4; empty for what is
+    none (``unknown``, say)."""
+    found = _HOP.fullmatch(element)
+    if found is None:
+        return b""
+    try:
+        address = ip_address((found[1] or found[2] or found[3]).decode("ascii"))
+    except ValueError:
+        return b""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address).encode("ascii")

@@ -58,6 +58,8 @@ def test_who_comes_through_a_trusted_proxy_is_answered(
     one = appliance(config)
     found = [get(one, fields=b"X-Forwarded-For: %b\r\n" % client) for client in (b"192.0.2.7", b"198.51.100.7")]
     assert found == [403, 200]
+    spellings = (b"192.0.2.7:4711", b"::ffff:192.0.2.7", b"192.0.2.7, ::ffff:127.0.0.1", b"192.0.2.7,")
+    assert [get(one, fields=b"X-Forwarded-For: %b\r\n" % client) for client in spellings] == [403] * 4
     # From elsewhere the field is not believed.
     assert get(one, "127.0.0.9", fields=b"X-Forwarded-For: 192.0.2.7\r\n") == 200
 

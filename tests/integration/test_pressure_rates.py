@@ -109,6 +109,7 @@ def test_who_the_client_is_behind_a_trusted_proxy(
 
     assert [ask("192.0.2.1"), ask("192.0.2.1"), ask("192.0.2.2")] == [200, 429, 200]
     assert [ask("2001:db8::1"), ask("2001:db8::ffff:2"), ask("2001:db8:0:1::1")] == [200, 429, 200]
+    assert [ask("192.0.2.1:4711"), ask("::ffff:192.0.2.1"), ask("[2001:db8::1]:4711")] == [429] * 3
     assert [ask("192.0.2.200") for _ in range(3)] == [200] * 3
 
 
