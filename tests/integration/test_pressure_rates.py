@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -48,16 +49,25 @@ def statuses(one: Appliance, count: int, connections: int) -> Counter[int]:
     return found
 
 
+def granted(one: Appliance, found: Counter[int], wanted: int) -> None:
+    """``wanted`` requests were answered 200, and not one more. Where the lock's holder did not get the processor for
+    milliseconds, on a busy machine, tokens are taken without it, and counted: so many more may be granted."""
+    metric = re.search(rb"^reverse_proxy_unlocked_tokens_total (\d+)$", one.health("/metrics")[1], re.MULTILINE)
+    assert metric is not None
+    assert wanted <= found[200] <= wanted + int(metric[1]), found
+    assert set(found) <= {200, 429}, found
+
+
 def test_a_burst_is_exact_over_four_workers(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
     # A token an hour: what is granted is the burst, however long the test takes.
     limit = {"requests": 1, "per_secs": 3600, "burst": 100}
     one = start(appliance, upstream, workers=WORKERS, rate_limits=[limit])
     found = statuses(one, 480, 24)
-    assert found == {200: 100, 429: 380}
+    granted(one, found, 100)
     used = [worker["requests"] for worker in one.status()["workers"]]
     assert sum(count > 0 for count in used) > 1, f"the kernel gave all to one worker: {used}"
-    assert one.status()["totals"]["rate_limited"] == 380
-    assert b"reverse_proxy_rate_limited_requests_total 380" in one.health("/metrics")[1]
+    assert one.status()["totals"]["rate_limited"] == found[429]
+    assert b"reverse_proxy_rate_limited_requests_total %d\n" % found[429] in one.health("/metrics")[1]
 
 
 def test_a_killed_worker_takes_no_lock_with_it(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
@@ -68,7 +78,7 @@ def test_a_killed_worker_takes_no_lock_with_it(appliance: StartAppliance, upstre
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(set(one.workers) - set(victims)) == WORKERS and one.ready(), "new workers")
-    assert statuses(one, 960, 24) == {200: 904, 429: 56}
+    granted(one, statuses(one, 960, 24), 904)
 
 
 def test_the_answer_says_when_to_come_again(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
