@@ -147,7 +147,9 @@ def test_a_path_has_its_own_and_what_is_refused_costs_nothing_elsewhere(
 
 
 def test_a_stopped_worker_holds_up_nobody(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
-    one = start(appliance, upstream, workers=WORKERS, rate_limits=[{"requests": 1, "per_secs": 3600, "burst": 200}])
+    limit = {"requests": 1, "per_secs": 3600, "burst": 200}
+    # It is not to be taken for hung meanwhile.
+    one = start(appliance, upstream, workers=WORKERS, rate_limits=[limit], worker_heartbeat_timeout_secs=300)
     stopped = one.workers[0]
     os.kill(stopped, signal.SIGSTOP)
     try:
