@@ -155,7 +155,7 @@ def test_curl_keeps_one_connection(front: Appliance) -> None:
 def test_curl_uploads_chunked(front: Appliance, expect: str) -> None:
     sent = os.urandom(UPLOAD_BYTES)
     options = ("--verbose", "--upload-file", "-", "--header", "Transfer-Encoding: chunked", "--header", expect)
-    done = curl(front, "/echo/upload", *options, stdin=sent)
+    done = curl(front, "/echo/upload", "--http1.1", *options, stdin=sent)
     head, body = echoed(done.stdout)
     assert body == sent
     assert re.search(r"^transfer-encoding: chunked$", head, re.IGNORECASE | re.MULTILINE)
@@ -165,7 +165,8 @@ def test_curl_uploads_chunked(front: Appliance, expect: str) -> None:
 def test_curl_uploads_with_a_length_and_expects_100_continue(front: Appliance, tmp_path: Path) -> None:
     file = tmp_path / "sent"
     file.write_bytes(os.urandom(UPLOAD_BYTES))
-    done = curl(front, "/echo", "--verbose", "--upload-file", str(file), "--header", "Expect: 100-continue")
+    expecting = ("--upload-file", str(file), "--header", "Expect: 100-continue")
+    done = curl(front, "/echo", "--http1.1", "--verbose", *expecting)
     head, body = echoed(done.stdout)
     assert body == file.read_bytes()
     assert f"content-length: {UPLOAD_BYTES}" in head.lower()
