@@ -95,8 +95,8 @@ def test_git_push_and_clone_of_a_large_repository(tmp_path: Path, appliance: Sta
     assert git(tmp_path / "clone", "rev-parse", "HEAD") == head
     assert (tmp_path / "clone" / "large.bin").read_bytes() == (work / "large.bin").read_bytes()
     lines = "\n".join(front.access_lines())
-    assert '"POST /large.git/git-receive-pack HTTP/1.1" 200' in lines
-    assert '"POST /large.git/git-upload-pack HTTP/1.1" 200' in lines
+    assert '"POST /large.git/git-receive-pack HTTP/2.0" 200' in lines
+    assert '"POST /large.git/git-upload-pack HTTP/2.0" 200' in lines
     shutil.rmtree(tmp_path / "clone")  # pytest keeps folders of the last runs
     shutil.rmtree(work)
     shutil.rmtree(root)
