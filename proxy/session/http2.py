@@ -5,6 +5,8 @@ Whatever a wake-up brings to the streams, from the client or from their upstream
 is watched stream by stream (``_Waiting``), since a client that takes one stream's data may hold up another's.
 
 The end is announced (``go_away``): GOAWAY twice, RFC 9113 section 6.8, so that no request that is on its way is lost.
+Then the connection lingers (``linger``): a client that still reads an answer sends WINDOW_UPDATE, and one that meets a
+closed socket would make the kernel reset the connection and drop what it holds of that answer.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from proxy.relay.exchange import Exchange
 from proxy.relay.forward import Prepared, RedirectTo, Refusal, logged_request
 from proxy.relay.http2 import Http2Exchange
 from proxy.relay.http2_connect import Http2Connect
-from proxy.session.client import HEADER_TIMEOUT, NO_REQUEST, Phase
+from proxy.session.client import HEADER_TIMEOUT, LINGER_SECS, NO_REQUEST, Phase
 from proxy.session.secured import Names, SecuredSession
 from proxy.session.standing import Standing
 from proxy.stream.deadlines import Deadlines
@@ -64,7 +66,19 @@ NOT_SUPPORTED = Refusal(501, "protocol")
 class Http2Session(SecuredSession):
     """Takes the stream over from the session that the handshake was made with; ``begin`` follows."""
 
-    __slots__ = ("_exchanges", "_going", "_head_begins_at", "_in_wakeup", "_touched", "_waiting", "codec")
+    __slots__ = (
+        "_exchanges",
+        "_going",
+        "_head_begins_at",
+        "_in_wakeup",
+        "_looked_at",
+        "_taken",
+        "_taken_at",
+        "_taken_before",
+        "_touched",
+        "_waiting",
+        "codec",
+    )
 
     def __init__(
         self,
@@ -86,6 +100,10 @@ class Http2Session(SecuredSession):
         self._in_wakeup = False
         self._going = False
         self._head_begins_at = 0
+        self._looked_at = 0.0  # first, see _goes_on_taking; 0.0: not yet
+        self._taken_before = 0  # by then
+        self._taken = 0
+        self._taken_at = 0.0
 
     @property
     def busy(self) -> bool:
@@ -141,7 +159,10 @@ class Http2Session(SecuredSession):
     def on_read_deadline(self) -> None:
         context = self._context
         if self._phase is Phase.LINGER:
-            self._stream.close()
+            if self._stream.buffered or self._goes_on_taking(LINGER_SECS):
+                self._stream.expect(monotonic() + LINGER_SECS)
+            else:
+                self._stream.close()
         elif self._going:
             self.codec.shut_down()  # the second step, since the first was not answered
             self._going = False
@@ -149,8 +170,12 @@ class Http2Session(SecuredSession):
         elif self.codec.mid_head or not self._served:
             context.cells[TIMEOUTS_HEADER] += 1
             self.note(HEADER_TIMEOUT)
-            self._fail(NO_ERROR)
+            self.codec.fail(NO_ERROR)
+            self._say_goodbye()
         elif self._phase is Phase.IDLE:
+            if self._is_being_taken():
+                self._stream.expect(monotonic() + self._idle_secs)
+                return
             context.cells[TIMEOUTS_IDLE] += 1
             self.go_away()
 
@@ -180,8 +205,7 @@ class Http2Session(SecuredSession):
             if exchange is not None:
                 exchange.on_client_drained()
         if codec.finished:
-            self._closing = True
-            stream.close()
+            self.linger()
         else:
             self._settle()
 
@@ -195,6 +219,7 @@ class Http2Session(SecuredSession):
         if codec.open_streams:
             if self._phase is not Phase.EXCHANGE:
                 self._phase = Phase.EXCHANGE
+                self._looked_at = 0.0
                 if not self._going:
                     stream.read_deadline = inf
         elif self._served and self._phase is not Phase.IDLE:
@@ -386,21 +411,49 @@ class Http2Session(SecuredSession):
     def standing(self) -> tuple[Standing, float]:
         if self.codec.open_streams:
             return Standing.BUSY, 0.0
-        return super().standing()
+        standing = super().standing()
+        if standing[0] is not Standing.BUSY and self._served and self._is_being_taken():
+            return Standing.BUSY, 0.0
+        return standing
 
     def evict(self, reason: str) -> None:
         self.note(reason)
-        self._fail(NO_ERROR)
-        self._stream.abort()  # where the GOAWAY was not taken at once
-
-    def _fail(self, code: int) -> None:
-        """End the connection at once, in order."""
-        self.codec.fail(code)
+        self.codec.fail(NO_ERROR)
         self._give_up()
         if not self._closing:
             self._stream.write(self.codec.take_output())
             self._closing = True
             self._stream.close()
+        self._stream.abort()  # where the GOAWAY was not taken at once
+
+    def linger(self, clean: bool = False) -> None:
+        """See ``ClientSession``; here LINGER_SECS from when the client last took what the kernel holds for it."""
+        super().linger(clean)
+        self._looked_at = 0.0
+        self._goes_on_taking(LINGER_SECS)
+
+    def _is_being_taken(self) -> bool:
+        """Whether the kernel holds something of an answer, which the client is taking."""
+        stream = self._stream
+        return stream.waiting_in_kernel() > 0 and self._goes_on_taking(stream.write_timeout_secs)
+
+    def _goes_on_taking(self, within_secs: float) -> bool:
+        """Whether the client took something within so long, and not less than the least rate since the first look."""
+        stream, now = self._stream, monotonic()
+        if stream.closed:
+            return False
+        taken = stream.taken_by_peer()
+        if not self._looked_at:
+            self._looked_at = self._taken_at = now
+            self._taken_before = self._taken = taken
+            return True
+        if taken > self._taken:
+            self._taken, self._taken_at = taken, now
+        secs = now - self._looked_at
+        is_slow = secs >= max(stream.rate_grace_secs, stream.write_timeout_secs) and (
+            taken - self._taken_before < stream.min_write_rate * secs
+        )
+        return now - self._taken_at < within_secs and not is_slow
 
     def _say_goodbye(self) -> None:
         """Send the GOAWAY so that the client can read it although it may still be sending."""

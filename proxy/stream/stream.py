@@ -342,7 +342,7 @@ class Stream:
             self._output = deque((memoryview(data)[sent:],))
             self.buffered = size - sent
             self._loop.add_writer(self._fd, self._on_writable)
-            self._taken = self._taken_by_peer()
+            self._taken = self.taken_by_peer()
             self._rate_due = monotonic() + self._rate_secs
             self._write_progress()
 
@@ -355,12 +355,16 @@ class Stream:
     def _rate_secs(self) -> float:
         return max(self.rate_grace_secs, self.write_timeout_secs) if self.min_write_rate else inf
 
-    def _taken_by_peer(self) -> int:
-        """Bytes that are neither buffered here nor waiting in the kernel: that takes far more than a slow peer."""
+    def waiting_in_kernel(self) -> int:
+        """Bytes that the kernel holds for the peer, since they are not sent or not acknowledged."""
         waiting = bytearray(4)
         with contextlib.suppress(OSError):
             fcntl.ioctl(self._fd, termios.TIOCOUTQ, waiting)
-        return self.bytes_written - self.buffered - int.from_bytes(waiting, sys.byteorder)
+        return int.from_bytes(waiting, sys.byteorder)
+
+    def taken_by_peer(self) -> int:
+        """Bytes that are neither buffered here nor waiting in the kernel: that takes far more than a slow peer."""
+        return self.bytes_written - self.buffered - self.waiting_in_kernel()
 
     def _goes_on_taking(self, now: float) -> bool:
         """Whether the peer has taken enough since it was last looked at; then the write deadline begins anew.
@@ -369,7 +373,7 @@ class Stream:
         """
         if self._output is None:
             return False
-        taken = self._taken_by_peer()
+        taken = self.taken_by_peer()
         self.too_slow = now >= self._rate_due and taken - self._taken < self.min_write_rate * self._rate_secs
         if self.too_slow or (now < self._rate_due and taken <= self._taken):
             return False
