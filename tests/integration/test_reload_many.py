@@ -64,7 +64,9 @@ class Load:
 
 def test_five_hundred_reloads_under_load(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
     urls = [upstream().url for _ in range(2)]
-    one = appliance({"workers": WORKERS, "max_connections": 100}, upstream=urls[0])
+    # What is held while the reloads go on must not idle out, however long they take here.
+    wanted = {"workers": WORKERS, "max_connections": 100, "connection_idle_timeout_secs": 600}
+    one = appliance(wanted, upstream=urls[0])
     family = (one.pid, one.control, *one.workers)
     access_logs = [one.config["access_log"], {"path": str(one.folder / "other.log")}]
 
