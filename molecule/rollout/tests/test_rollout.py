@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.testinfra.fleet import Installed, installed, program, report, run_playbook, status, wheelhouse_of
+from tests.testinfra.fleet import Installed, host, installed, program, report, run_playbook, status, wheelhouse_of
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -154,3 +154,18 @@ def test_rollback_by_hand_fails_no_request(traffic: Traffic) -> None:
         assert after.config == before[name].config
         assert after.main_pid != before[name].main_pid
         assert status(name)["version"] == after.release.rpartition("-")[0]
+
+
+def test_behind_a_balancer_a_host_is_drained_first() -> None:
+    """It ends in order and is started, instead of handing over; where nothing has changed, too."""
+    before = all_installed()
+    ran = run_playbook("rollout.yml", rollout_drain=True)
+    assert ran.returncode == 0, ran.stdout
+    assert {row[2] for row in table(ran.stdout).values()} == {"unchanged"}
+    for name in HOSTS:
+        after = installed(name)
+        assert (after.release, after.config) == (before[name].release, before[name].config)
+        assert after.main_pid != before[name].main_pid
+        journal = host(name).check_output("journalctl --unit=reverse-proxy --output=cat --no-pager --boot")
+        assert " stopping " in journal.rpartition(" upgrade.handed_over ")[2], "it was drained, not replaced"
+        assert status(name)["ready"]
