@@ -13,7 +13,7 @@ import pytest
 from tests.scenarios.conftest import ROOT
 
 BY_HAND = {"rollout"}
-"""Takes about as long as all others together, more than continuous integration has: ``make molecule SCENARIO=rollout``."""
+"""Takes as long as all others together, more than continuous integration has: ``make molecule SCENARIO=rollout``."""
 
 SCENARIOS = sorted({path.parent.name for path in ROOT.glob("molecule/*/molecule.yml")} - BY_HAND)
 SCENARIO_SECS = 1800  # what the longest takes on a machine that is busy otherwise; a quiet one needs a third
