@@ -276,7 +276,7 @@ def test_shares_are_within_one_of_each_other(total: int, slots: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_the_incidents_storm_at_a_hundred_times_the_rate() -> None:
-    """A part of what ``python -m tests.simulation`` plays: with eviction nearly all are served, without many are not."""
+    """A part of what ``python -m tests.simulation`` plays: with eviction nearly all are served, else many are not."""
     load = Load("", times=100, stallers=1600, staller_addresses=1600)
     assert load.times in {one.times for one in LOADS}
     evicts, waits = (play(load, POLICIES[name], part=40) for name in ("evicts", "timeouts alone"))
