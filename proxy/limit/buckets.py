@@ -20,6 +20,8 @@ import os
 from time import monotonic_ns
 from typing import Final
 
+from proxy.observe.counters import BUCKETS_CONTENDED, BUCKETS_FORGOTTEN
+
 WAYS: Final = 8
 """Buckets a row. Where all are in use the fullest gives way, so who is furthest over its rate is never forgotten."""
 ROWS: Final = 8192
@@ -49,6 +51,7 @@ class Buckets:
         """How often this process went on without the lock."""
         self.forgotten = 0
         """How many buckets that were not full gave way to others in this process."""
+        self._told = (0, 0)
 
     def take(self, key: int, interval_ns: int, tolerance_ns: int, now_ns: int | None = None) -> int:
         """Take a token: one comes each ``interval_ns``, and ``tolerance_ns`` is the time of those beyond the first that
@@ -97,6 +100,13 @@ class Buckets:
         if fullest > now:
             self.forgotten += 1
         return start + found.index(fullest, WAYS) - WAYS, now
+
+    def publish(self, cells: memoryview) -> None:
+        """Add to a worker's page of counters what has been counted since the last call."""
+        contended, forgotten = self._told
+        cells[BUCKETS_CONTENDED] += self.contended - contended
+        cells[BUCKETS_FORGOTTEN] += self.forgotten - forgotten
+        self._told = (self.contended, self.forgotten)
 
     def _lock(self, row: int, now: int) -> bool:
         give_up_at = now if now < self._no_wait_until else monotonic_ns() + TRY_NS

@@ -97,6 +97,7 @@ class Worker:
         self._reads_ended = 0
         self._retiring = False
         self._tallies = Tallies(cells)
+        self._buckets = context.buckets
         self._lags_us: deque[int] = deque(maxlen=LAGS_KEPT)
         self._beat_due = monotonic()
         self._pool = UpstreamPool(
@@ -445,6 +446,7 @@ class Worker:
         cells[LOGS_OPEN] = self._logs.descriptors
         cells[GENERATIONS] = len(self._relays)
         self._tallies.publish()
+        self._buckets.publish(cells)
         cells[REQUESTS_ACTIVE] = sum(relay.requests_active for relay in self._relays)
         http2 = [session for session in self._sessions if isinstance(session, Http2Session)]
         cells[HTTP2_OPEN] = len(http2)

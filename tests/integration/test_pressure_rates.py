@@ -52,10 +52,14 @@ def statuses(one: Appliance, count: int, connections: int) -> Counter[int]:
 def granted(one: Appliance, found: Counter[int], wanted: int) -> None:
     """``wanted`` requests were answered 200, and not one more. Where the lock's holder did not get the processor for
     milliseconds, on a busy machine, tokens are taken without it, and counted: so many more may be granted."""
-    metric = re.search(rb"^reverse_proxy_unlocked_tokens_total (\d+)$", one.health("/metrics")[1], re.MULTILINE)
-    assert metric is not None
-    assert wanted <= found[200] <= wanted + int(metric[1]), found
     assert set(found) <= {200, 429}, found
+    assert found[200] >= wanted, found
+
+    def told() -> bool:
+        metric = re.search(rb"^reverse_proxy_unlocked_tokens_total (\d+)$", one.health("/metrics")[1], re.MULTILINE)
+        return metric is not None and found[200] <= wanted + int(metric[1])
+
+    wait_until(told, f"what was granted beyond {wanted} is counted, with the next heartbeat: {found}")
 
 
 def test_a_burst_is_exact_over_four_workers(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:

@@ -72,7 +72,8 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def test_git_push_and_clone_of_a_large_repository(tmp_path: Path, appliance: StartAppliance) -> None:
+@pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/2"])
+def test_git_push_and_clone_of_a_large_repository(tmp_path: Path, appliance: StartAppliance, version: str) -> None:
     root, logs, work = tmp_path / "root", tmp_path / "logs", tmp_path / "work"
     for folder in (root, logs, work):
         folder.mkdir()
@@ -87,16 +88,18 @@ def test_git_push_and_clone_of_a_large_repository(tmp_path: Path, appliance: Sta
     with git_http_backend(root, logs) as url:
         front = appliance({"sites": [{"hosts": ["localhost"], "upstreams": [url]}]})
         remote = f"https://localhost:{front.port}/large.git"
-        verified = ("-c", f"http.sslCAInfo={trusted(front)}")
-        git(work, *verified, "push", "--quiet", remote, "HEAD:main")
+        options = ("-c", f"http.sslCAInfo={trusted(front)}", "-c", f"http.version={version}")
+        git(work, *options, "push", "--quiet", remote, "HEAD:main")
         assert git(root / "large.git", "rev-parse", "main") == head
-        git(tmp_path, *verified, "clone", "--quiet", remote, "clone")
+        git(tmp_path, *options, "clone", "--quiet", remote, "clone")
         wait_until(lambda: len(front.access_lines()) >= 5, "the exchanges are logged")
     assert git(tmp_path / "clone", "rev-parse", "HEAD") == head
     assert (tmp_path / "clone" / "large.bin").read_bytes() == (work / "large.bin").read_bytes()
     lines = "\n".join(front.access_lines())
-    assert '"POST /large.git/git-receive-pack HTTP/2.0" 200' in lines
-    assert '"POST /large.git/git-upload-pack HTTP/2.0" 200' in lines
+    logged, other = ("HTTP/2.0", "HTTP/1.1") if version == "HTTP/2" else ("HTTP/1.1", "HTTP/2.0")
+    assert f'"POST /large.git/git-receive-pack {logged}" 200' in lines
+    assert f'"POST /large.git/git-upload-pack {logged}" 200' in lines
+    assert other not in lines
     shutil.rmtree(tmp_path / "clone")  # pytest keeps folders of the last runs
     shutil.rmtree(work)
     shutil.rmtree(root)
@@ -223,30 +226,6 @@ def test_browser_shows_the_page_and_the_websocket_echo(front: Appliance, tmp_pat
 
 
 # -- the same by HTTP/2
-
-
-def test_git_clones_by_http2(tmp_path: Path, appliance: StartAppliance) -> None:
-    root, logs, work = tmp_path / "root", tmp_path / "logs", tmp_path / "work"
-    for folder in (root, logs, work):
-        folder.mkdir()
-    git(root, "init", "--quiet", "--bare", "small.git")
-    git(root / "small.git", "config", "http.receivepack", "true")
-    git(work, "init", "--quiet")
-    (work / "file.bin").write_bytes(os.urandom(UPLOAD_BYTES))
-    git(work, "add", ".")
-    git(work, "commit", "--quiet", "--message", "Small")
-    with git_http_backend(root, logs) as url:
-        front = appliance({"sites": [{"hosts": ["localhost"], "upstreams": [url]}]})
-        remote = f"https://localhost:{front.port}/small.git"
-        options = ("-c", f"http.sslCAInfo={trusted(front)}", "-c", "http.version=HTTP/2")
-        git(work, *options, "push", "--quiet", remote, "HEAD:main")
-        git(tmp_path, *options, "clone", "--quiet", remote, "clone")
-        wait_until(lambda: len(front.access_lines()) >= 5, "the exchanges are logged")
-    assert (tmp_path / "clone" / "file.bin").read_bytes() == (work / "file.bin").read_bytes()
-    lines = "\n".join(front.access_lines())
-    assert '"POST /small.git/git-receive-pack HTTP/2.0" 200' in lines
-    assert '"POST /small.git/git-upload-pack HTTP/2.0" 200' in lines
-    assert "HTTP/1.1" not in lines
 
 
 def test_curl_downloads_and_uploads_by_http2(front: Appliance) -> None:

@@ -40,6 +40,7 @@ for sending), so a block may be kept wherever a head is kept, and be sent on any
     conn.send_head(stream_id, block, end_stream=False)                 # interim heads too; the last head counts
     conn.send_data(stream_id, data, end_stream=True)
     conn.send_trailers(stream_id, encode_fields(trailers))             # instead of end_stream
+    conn.send_whole(stream_id, block, body)                            # a final head and all of the body, in one
 
 Back-pressure: towards the client, a producer stops while ``conn.blocked(stream_id)`` is True and goes on when
 ``take_drained`` names the stream. From the client, `Body` events are bounded by the stream's window; the window opens

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.limit.buckets import ROWS, WAYS, Buckets
+from proxy.observe.counters import BUCKETS_CONTENDED, BUCKETS_FORGOTTEN, CounterBook
 
 SECOND_NS = 1_000_000_000
 KEY = 7 * ROWS + 5
@@ -110,3 +111,13 @@ def test_the_kernel_takes_the_lock_from_who_is_killed(buckets: Buckets, holder: 
     holder.wait()
     assert buckets.take(KEY, SECOND_NS, 0) >= 0
     assert buckets.contended == 0
+
+
+def test_what_is_counted_is_told_once(buckets: Buckets, holder: subprocess.Popen[bytes]) -> None:
+    book = CounterBook(1)
+    os.kill(holder.pid, signal.SIGSTOP)
+    assert buckets.take(KEY, SECOND_NS, SECOND_NS, 1) >= 0
+    for _ in range(2):
+        buckets.publish(book.page(0))
+    assert book.total(BUCKETS_CONTENDED) == 1
+    assert book.total(BUCKETS_FORGOTTEN) == 0
