@@ -38,7 +38,7 @@ class Buckets:
     A place in it is taken by use only: 65,536 buckets are 1 MB of addresses, of which untouched pages cost nothing.
     """
 
-    __slots__ = ("_cells", "_fd", "_memory", "_no_wait_until", "contended", "forgotten")
+    __slots__ = ("_cells", "_fd", "_memory", "_no_wait_until", "_told", "contended", "forgotten")
 
     def __init__(self) -> None:
         """Raises OSError when there is no memory or descriptor."""
