@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import select
 import socket
 import ssl
 import struct
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 TIMEOUT_SECS = 10.0
 READ_BYTES = 65_536
+RECORD_BYTES = 16_384  # RFC 8446 section 5.1
+LOOK_MS = 100  # between looks whether another thread has closed what is waited for
 NO_CONTENT = (204, 304)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +44,53 @@ class Response:
 
 
 class Wire:
-    """A connected socket (TLS or not). Everything read is also kept in ``received``."""
+    """A connected socket (TLS or not). Everything read is also kept in ``received``.
+
+    One thread may send while another one reads.
+    """
 
     def __init__(self, sock: socket.socket, timeout_secs: float = TIMEOUT_SECS) -> None:
         sock.settimeout(timeout_secs)
         self.sock = sock
         self.received = bytearray()
         self._unread = bytearray()
+        self._step = threading.Lock()
 
     def send(self, data: bytes) -> None:
         """Sends everything."""
-        self.sock.sendall(data)
+        if not isinstance(self.sock, ssl.SSLSocket):
+            self.sock.sendall(data)
+            return
+        left = memoryview(data)
+        while left:
+            left = left[self._in_turn(partial(self.sock.send, left[:RECORD_BYTES])) :]
+
+    def _in_turn(self, step: Callable[[], T]) -> T:
+        """``step`` on a TLS socket, of which OpenSSL allows one at a time: what cannot go on waits without the turn.
+
+        Raises TimeoutError after the socket's timeout.
+        """
+        deadline = time.monotonic() + (self.sock.gettimeout() or TIMEOUT_SECS)
+        while True:
+            with self._step:
+                timeout_secs = self.sock.gettimeout()
+                self.sock.settimeout(0)
+                try:
+                    return step()
+                except ssl.SSLWantReadError:
+                    wanted = select.POLLIN
+                except ssl.SSLWantWriteError:
+                    wanted = select.POLLOUT
+                finally:
+                    if self.sock.fileno() >= 0:
+                        self.sock.settimeout(timeout_secs)
+            waiting = select.poll()
+            waiting.register(self.sock, wanted)
+            while not waiting.poll(LOOK_MS):
+                if self.sock.fileno() < 0:
+                    raise OSError(errno.EBADF, "closed by another thread")
+                if time.monotonic() > deadline:
+                    raise TimeoutError("timed out")
 
     @property
     def unread_bytes(self) -> int:
@@ -54,7 +99,8 @@ class Wire:
 
     def _fill(self) -> bool:
         try:
-            data = self.sock.recv(READ_BYTES)
+            tls = isinstance(self.sock, ssl.SSLSocket)
+            data = self._in_turn(partial(self.sock.recv, READ_BYTES)) if tls else self.sock.recv(READ_BYTES)
         except ssl.SSLZeroReturnError:
             data = b""  # Python's word for the peer's end where this side has ended too
         self.received += data
