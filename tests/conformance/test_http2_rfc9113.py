@@ -228,6 +228,29 @@ def test_5_1_what_comes_after_our_reset_is_ignored(peer: ClientPeer) -> None:
     assert lives(peer)
 
 
+def test_5_1_data_after_our_reset_counts_for_the_connections_window(peer: ClientPeer) -> None:
+    for stream_id in range(1, 101, 2):
+        peer.feed(h.headers(stream_id, POST, end_stream=False))
+        peer.connection.reset(stream_id, 8)
+        assert peer.feed(*[h.data(stream_id, bytes(16_384))] * 2) == []
+    given_back = sum(int.from_bytes(f.payload, "big") for f in peer.of(h.WINDOW_UPDATE, 0))
+    assert 50 * 32_768 - 524_288 <= given_back <= 50 * 32_768
+    assert not peer.of(h.WINDOW_UPDATE, 1)
+    assert lives(peer)
+
+
+def test_5_1_what_may_be_under_way_after_our_reset_is_no_attack() -> None:
+    """The stream's window in DATA, then its end: however many streams we reset, no client can help that."""
+    peer = ClientPeer(Limits(late_frames=_FEW))
+    for stream_id in range(1, 2_001, 4):
+        peer.feed(h.headers(stream_id, POST, end_stream=False), h.headers(stream_id + 2, POST, end_stream=False))
+        peer.connection.reset(stream_id, 0)
+        peer.connection.reset(stream_id + 2, 0)
+        under_way = [*[h.data(stream_id, bytes(16_384))] * 2, h.data(stream_id, end_stream=True)]
+        assert peer.feed(*under_way, h.headers(stream_id + 2, [("late", "trailer")])) == []
+    assert lives(peer)
+
+
 def test_5_1_1_the_clients_streams_are_odd(peer: ClientPeer) -> None:
     fails(peer, h.headers(2), code=PROTOCOL_ERROR, reason="stream-id")
 
@@ -746,6 +769,47 @@ def test_10_5_rapid_reset() -> None:
     floods = [h.headers(stream_id) + h.rst_stream(stream_id) for stream_id in range(1, 41, 2)]
     fails(peer, *floods, code=ENHANCE_YOUR_CALM, reason="reset-flood")
     assert sum(isinstance(e, Request) for e in peer.events) <= 11
+
+
+LATE = {
+    "data": h.data(1, b"x" * 100),
+    "empty-data": h.data(1, end_stream=True),
+    "trailers": h.headers(1, [("late", "trailer")]),
+    "head-without-end": h.headers(1, [("late", "trailer")], end_stream=False),
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_10_5_more_after_our_reset_than_can_be_under_way(kind: str) -> None:
+    peer = ClientPeer(Limits(late_frames=_FEW))
+    peer.feed(h.headers(1, POST, end_stream=False))
+    peer.connection.reset(1, 0)
+    taken = 0
+    while not peer.connection.failed and taken < 1_000:
+        peer.feed(LATE[kind])
+        taken += 1
+    assert peer.events[-1] == ConnectionFailed(ENHANCE_YOUR_CALM, "late-frame-flood")
+    assert 10 < taken <= 32_768 // 100 + 12
+    assert peer.goaway_codes() == [ENHANCE_YOUR_CALM]
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"), [(h.window_update(1, 1), "window-update-flood"), (h.rst_stream(1), "reset-flood")]
+)
+def test_10_5_window_updates_and_resets_after_our_reset(frame: bytes, reason: str) -> None:
+    peer = ClientPeer(Limits(window_updates=_FEW, resets=_FEW))
+    peer.feed(h.headers(1, POST, end_stream=False))
+    peer.connection.reset(1, 0)
+    fails(peer, *[frame] * 12, code=ENHANCE_YOUR_CALM, reason=reason)
+
+
+@pytest.mark.parametrize("end_stream", [True, False])
+def test_10_5_a_request_that_had_ended_has_nothing_under_way(end_stream: bool) -> None:
+    peer = ClientPeer(Limits(late_frames=_FEW))
+    peer.feed(h.headers(1))
+    late = h.data(1, b"x", end_stream=end_stream)
+    assert isinstance(peer.feed(late)[-1], StreamReset)  # half-closed
+    fails(peer, *[late] * 11, code=ENHANCE_YOUR_CALM, reason="late-frame-flood")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ HEAD = block((*GET[:2], (":authority", "www.example.org"), GET[3]))
 @pytest.fixture(scope="module")
 def theatre() -> Iterator[Stage]:
     def configure(urls: Sequence[str]) -> dict[str, Any]:
-        return {"max_connections": 64, "sites": [{"hosts": ["*"], "upstreams": [urls[0]]}]}
+        site = {"hosts": ["*"], "upstreams": [urls[0]], "max_request_body_bytes": 1_000_000}
+        return {"max_connections": 64, "sites": [site]}
 
     with open_stage(configure) as stage:
         yield stage
@@ -163,6 +164,46 @@ def unknown_frames() -> Iterator[bytes]:
         yield frame(0xAB, 0, 0, b"what?")
 
 
+def data_after_reset() -> Iterator[bytes]:
+    """DATA without end on a stream that the server had to reset, for which it is not asked any more."""
+    yield headers(1, POST, end_stream=False) + window_update(1, 0)
+    while True:
+        yield data(1, b"x" * 1_000)
+
+
+def ends_after_reset() -> Iterator[bytes]:
+    """The same with frames that no window bounds."""
+    yield headers(1, POST, end_stream=False) + window_update(1, 0)
+    while True:
+        yield data(1, end_stream=True)
+
+
+def heads_after_reset() -> Iterator[bytes]:
+    """The same with header blocks, each of which must be decoded."""
+    yield headers(1, POST, end_stream=False) + window_update(1, 0)
+    while True:
+        yield headers(1, [("x-late", "trailer")] * 20)
+
+
+def data_after_an_early_answer() -> Iterator[bytes]:
+    """The same where no fault of the client's came before: the server does not want its body (413)."""
+    for stream in odd():
+        yield headers(stream, [*POST, ("content-length", "1000000000")], end_stream=False)
+        yield data(stream, b"x" * 1_000) * 100
+
+
+def window_updates_after_reset() -> Iterator[bytes]:
+    yield headers(1, POST, end_stream=False) + window_update(1, 0)
+    while True:
+        yield window_update(1, 1)
+
+
+def resets_after_reset() -> Iterator[bytes]:
+    yield headers(1, POST, end_stream=False) + window_update(1, 0)
+    while True:
+        yield rst_stream(1)
+
+
 ATTACKS: dict[Callable[[], Iterator[bytes]], set[str]] = {
     rapid_reset: {"reset-flood"},
     made_you_reset_by_window: {"reset-flood"},
@@ -181,6 +222,12 @@ ATTACKS: dict[Callable[[], Iterator[bytes]], set[str]] = {
     priority_updates: {"priority-flood"},
     window_updates: {"window-update-flood"},
     unknown_frames: {"unknown-frame-flood"},
+    data_after_reset: {"late-frame-flood"},
+    ends_after_reset: {"late-frame-flood"},
+    heads_after_reset: {"late-frame-flood"},
+    data_after_an_early_answer: {"late-frame-flood"},
+    window_updates_after_reset: {"window-update-flood"},
+    resets_after_reset: {"reset-flood"},
 }
 
 

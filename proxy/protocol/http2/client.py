@@ -69,8 +69,7 @@ class ClientConnection(Connection):
     # -- responses -----------------------------------------------------------------------------------------------------
 
     def _on_other_block(self, stream_id: int, block: bytes, ended: bool) -> None:
-        self._check_closed(stream_id)
-        self._decode(block)
+        self._on_late_block(stream_id, block, ended)
 
     def _on_next_block(self, stream: Stream, headers: HeaderList, ended: bool) -> None:
         if stream.head_done:

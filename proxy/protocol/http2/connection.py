@@ -2,10 +2,11 @@
 
 Theory of operation. ``feed`` takes whole frames off the input; a table leads from a frame's type to its method. A
 `ConnectionFault` raised anywhere below ends the connection, a `StreamFault` ends the stream that the frame is about.
-Streams that are open or half-closed have a `Stream`; of those closed, the last ones that we reset are remembered: what
-still comes on them is dropped, on others it is an error (section 5.1). Whatever is sent waits in the `Outbox` until
-``take_output``, and a stream is closed only when its last frame has been taken: so what waits is bounded by the streams
-that the peer may have open.
+Streams that are open or half-closed have a `Stream`; of those closed, the last ones that we reset are remembered, with
+the window that the peer had left: what still comes on them is dropped, and more than fits into that window cannot have
+been under way when we reset the stream, so it is counted. On others it is an error (section 5.1). Whatever is sent
+waits in the `Outbox` until ``take_output``, and a stream is closed only when its last frame has been taken: so what
+waits is bounded by the streams that the peer may have open.
 
 Memory for bodies that come in: the connection's window is given back on receipt, so that no stream waits for another;
 what bounds them is each stream's own window, see `Limits`.
@@ -35,6 +36,8 @@ from proxy.protocol.http2.outbox import Outbox
 from proxy.protocol.http2.stream import Stream
 
 _REMEMBERED_RESETS: Final = 256  # at least; at most twice as many
+_LATE_HEAD_BYTES: Final = 1024  # of the window, at least, that a header block on a stream that we have reset takes
+_ENDED: Final = -1  # in place of the window: nothing more can be under way
 
 _LAST_CALL: Final = b"last-id?"  # the PING whose answer says that the first GOAWAY has been read
 _SETTINGS_A_TOKEN: Final = 16
@@ -98,8 +101,8 @@ class Connection:
         self._outbox = Outbox(self._local_ended)
         self._decoder = HpackDecoder()
         self._streams: dict[int, Stream] = {}
-        self._resets: set[int] = set()
-        self._resets_before: set[int] = set()
+        self._resets: dict[int, int] = {}
+        self._resets_before: dict[int, int] = {}
         self._events: list[Event] = []
         self._buckets: dict[str, Bucket] = {}
         self._now = 0.0
@@ -285,7 +288,7 @@ class Connection:
             self._spend("empty-frame-flood", self._limits.empty_frames)
         stream = self._streams.get(stream_id)
         if stream is None:
-            self._check_closed(stream_id)
+            self._on_late_frame(stream_id, length, bool(ended))
             return
         try:
             self._take_body(stream, data, length)
@@ -395,6 +398,11 @@ class Connection:
             self._on_next_block(stream, headers, ended)
         except StreamFault as fault:
             self._stream_fault(stream_id, fault.reason)
+
+    def _on_late_block(self, stream_id: int, block: bytes, ended: bool) -> None:
+        """A header block that may have been under way when we reset the stream: the table must stay in step."""
+        self._on_late_frame(stream_id, max(len(block), _LATE_HEAD_BYTES), ended)
+        self._decode(block)
 
     def _on_other_block(self, stream_id: int, block: bytes, ended: bool) -> None:
         """A header block on a stream that is not open."""
@@ -589,12 +597,23 @@ class Connection:
         )
         return stream
 
-    def _check_closed(self, stream_id: int) -> None:
-        """DATA has come on a stream that is not open. Raises `ConnectionFault` unless that is no fault."""
+    def _on_late_frame(self, stream_id: int, size: int, ended: bool) -> None:
+        """DATA or HEADERS have come on a stream that is not open; ``size``: what they take of its window.
+
+        Raises `ConnectionFault` unless the stream is one that we have reset and it was under way, or is not too much.
+        """
         if self._is_idle(stream_id):
             raise ConnectionFault("idle-stream")
-        if not self._was_reset(stream_id):
+        resets = self._resets if stream_id in self._resets else self._resets_before
+        left = resets.get(stream_id)
+        if left is None:
             raise ConnectionFault("closed-stream")
+        if left < 0 or not (ended or 0 < size <= left):
+            self._spend("late-frame-flood", self._limits.late_frames)
+        elif ended:
+            resets[stream_id] = _ENDED
+        else:
+            resets[stream_id] = left - size
 
     def _remote_ended(self, stream: Stream) -> None:
         stream.remote_ended = True
@@ -618,16 +637,17 @@ class Connection:
         self._pool += stream.receive_target - self._limits.initial_window_bytes
         del self._streams[stream.id]
 
-    def _reset(self, stream_id: int, code: int) -> None:
-        """Send RST_STREAM, for a stream that is not in the register any more."""
+    def _reset(self, stream_id: int, code: int, stream: Stream | None) -> None:
+        """Send RST_STREAM, for a stream that is not in the register any more; None: it never was."""
         if len(self._resets) >= _REMEMBERED_RESETS:
             self._resets_before = self._resets
-            self._resets = set()
-        self._resets.add(stream_id)
+            self._resets = {}
+        if stream is None:
+            left = self._limits.initial_window_bytes if self._settings_acked else DEFAULT_WINDOW
+        else:
+            left = _ENDED if stream.remote_ended else stream.receive_window
+        self._resets[stream_id] = left
         self._outbox.reset(stream_id, code)
-
-    def _was_reset(self, stream_id: int) -> bool:
-        return stream_id in self._resets or stream_id in self._resets_before
 
     def _stream_fault(self, stream_id: int, reason: str) -> None:
         """Section 5.4.2: the peer made us reset a stream."""
@@ -635,7 +655,7 @@ class Connection:
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._close(stream)
-        self._reset(stream_id, code)
+        self._reset(stream_id, code, stream)
         self._events.append(StreamReset(stream_id, code, False, reason))
         self._spend("reset-flood", self._limits.resets)
 
@@ -711,7 +731,7 @@ class Connection:
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._close(stream)
-            self._reset(stream_id, code)
+            self._reset(stream_id, code, stream)
 
     def ping(self, data: bytes) -> None:
         """Send a PING with 8 bytes of ``data``; a `Pong` answers it."""

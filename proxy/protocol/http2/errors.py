@@ -61,6 +61,7 @@ CONNECTION_REASONS: Final[dict[str, int]] = {
     "priority-flood": ENHANCE_YOUR_CALM,
     "window-update-flood": ENHANCE_YOUR_CALM,
     "unknown-frame-flood": ENHANCE_YOUR_CALM,
+    "late-frame-flood": ENHANCE_YOUR_CALM,
     "unread-answers": ENHANCE_YOUR_CALM,
 }
 """Every reason for which the codec ends a connection, with the code of its GOAWAY."""

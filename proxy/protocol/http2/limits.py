@@ -55,6 +55,8 @@ class Limits(NamedTuple):
     window_updates: Rate = Rate(512, 100)
     """WINDOW_UPDATE, beyond four for each DATA frame that was sent to the peer."""
     unknown_frames: Rate = Rate(100, 10)
+    late_frames: Rate = Rate(128, 20)
+    """DATA and HEADERS on streams that we have reset, beyond what can have been under way: see ``Connection``."""
 
 
 DEFAULT_LIMITS = Limits()

@@ -87,7 +87,7 @@ class ServerConnection(Connection):
 
     def _on_other_block(self, stream_id: int, block: bytes, ended: bool) -> None:
         if stream_id <= self._last_id or not stream_id & 1:
-            self._on_old_stream(stream_id, block)
+            self._on_old_stream(stream_id, block, ended)
             return
         if stream_id != self._last_id + 2:
             self._skip_to(stream_id)
@@ -142,11 +142,10 @@ class ServerConnection(Connection):
             del self._gaps[0]
         self._gaps.append(range(self._last_id + 1, stream_id))
 
-    def _on_old_stream(self, stream_id: int, block: bytes) -> None:
+    def _on_old_stream(self, stream_id: int, block: bytes, ended: bool) -> None:
         if not stream_id & 1 or any(stream_id in gap for gap in self._gaps):
             raise ConnectionFault("stream-id")
-        self._check_closed(stream_id)
-        self._decode(block)  # it may have been under way when we reset the stream; the table must stay in step
+        self._on_late_block(stream_id, block, ended)
 
     def _on_next_block(self, stream: Stream, headers: HeaderList, ended: bool) -> None:
         self._on_trailers(stream, headers, ended)
@@ -155,7 +154,7 @@ class ServerConnection(Connection):
         # Section 8.1: the answer is whole, the rest of the request is of no use to anybody.
         if not stream.tunnel:
             self._close(stream)
-            self._reset(stream.id, NO_ERROR)
+            self._reset(stream.id, NO_ERROR, stream)
 
     def end_tunnel(self, stream_id: int) -> None:
         """A CONNECT was refused, or its tunnel has ended: what the client still says is of no use to anybody, so the
