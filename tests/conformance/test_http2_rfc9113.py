@@ -615,6 +615,31 @@ def test_8_2_3_crumbs_of_cookies_are_joined(peer: ClientPeer) -> None:
 
 
 @pytest.mark.parametrize(
+    ("crumbs", "joined"),
+    [
+        (["a=b", "", "c=d"], [b"a=b; c=d"]),
+        (["", "a=b"], [b"a=b"]),
+        (["a=b;", "c=d"], [b"a=b; c=d"]),
+        (["a=b; ;", "; ;", ";c=d"], [b"a=b; c=d"]),
+        (["a=b; c=d", "e=f"], [b"a=b; c=d; e=f"]),
+        (["", ""], []),
+        (["a=b;"], [b"a=b;"]),  # nothing to be joined: as it came
+        ([""], [b""]),
+    ],
+)
+def test_8_2_3_oddities_in_crumbs_make_no_empty_pair(peer: ClientPeer, crumbs: list[str], joined: list[bytes]) -> None:
+    (event,) = peer.feed(h.headers(1, [*GET, *(("cookie", crumb) for crumb in crumbs)]))
+    assert isinstance(event, Request)
+    assert [value for _, _, value in event.head.fields] == joined
+
+
+@pytest.mark.parametrize("crumb", ["a=b ", " a=b", "a=b\t"])
+def test_8_2_3_a_crumb_is_a_field_value_like_others(peer: ClientPeer, crumb: str) -> None:
+    cookies = [("cookie", "x=y"), ("cookie", crumb)]
+    resets(peer, h.headers(1, [*GET, *cookies]), code=PROTOCOL_ERROR, reason="field-value")
+
+
+@pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ([*GET, (":status", "200")], "pseudo-unknown"),

@@ -73,14 +73,15 @@ def as_fields(headers: HeaderList) -> Fields:
     crumbs = [value for name, value in headers if name == b"cookie"]
     if len(crumbs) < 2:
         return tuple([(name, name, value) for name, value in headers])
+    # What would stand between two separators, or behind the last, is no pair (RFC 6265 section 4.2.1).
+    pairs = [pair for crumb in crumbs if (pair := crumb.strip(b"; \t"))]
     fields: list[tuple[bytes, bytes, bytes]] = []
-    joined = False
     for name, value in headers:
         if name != b"cookie":
             fields.append((name, name, value))
-        elif not joined:
-            fields.append((name, name, b"; ".join(crumbs)))
-            joined = True
+        elif pairs:
+            fields.append((name, name, b"; ".join(pairs)))
+            pairs = []
     return tuple(fields)
 
 
