@@ -112,6 +112,9 @@ class Prepared:
         for lower, name, value in head.fields:
             if lower in kept_out or lower in dropped or lower.startswith(X_FORWARDED):
                 continue
+            if lower == b"expect" and not head.expect_continue:
+                # RFC 9110 section 10.1.1: there is nothing to be continued, or HTTP/1.0 did not mean it.
+                continue
             if b"_" in lower and not self.underscores:
                 # CGI makes "_" and "-" the same, so X_Real_IP would pass for X-Real-IP.
                 self.underscore_fields += 1

@@ -183,6 +183,21 @@ def test_100_continue_is_passed_on(stage: Stage) -> None:
     assert (response.status, response.body) == (200, b"hello")
 
 
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        b"GET / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\n\r\n",
+        b"POST / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 0\r\n\r\n",
+        b"POST / HTTP/1.0\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\nhi",
+    ],
+    ids=["no body", "an empty body", "HTTP/1.0"],
+)
+def test_an_expectation_without_sense_is_not_passed_on(stage: Stage, request_head: bytes) -> None:
+    """RFC 9110 section 10.1.1: only of use with content, and to be ignored in HTTP/1.0."""
+    assert stage.client().request(request_head).status == 200
+    assert b"\r\nexpect:" not in stage.reached().lower()
+
+
 def test_a_final_answer_instead_of_100_ends_the_connection(stage: Stage) -> None:
     def play(wire: Wire) -> None:
         wire.read_head()

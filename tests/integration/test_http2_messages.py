@@ -302,6 +302,21 @@ def test_expect_is_answered_by_the_upstream(stage: Stage, client: Http2Wire) -> 
     assert client.finish(stream).status == 200
 
 
+@pytest.mark.parametrize(("method", "fields"), [("GET", []), ("POST", [("content-length", "0")])])
+def test_an_expectation_without_a_body_is_not_passed_on(
+    stage: Stage, client: Http2Wire, method: str, fields: list[tuple[str, str]]
+) -> None:
+    """RFC 9110 section 10.1.1."""
+    assert client.get(method=method, fields=[("expect", "100-continue"), *fields]).status == 200
+    assert b"\r\nexpect:" not in stage.reached().lower()
+
+
+def test_cookies_are_one_field_for_the_upstream(stage: Stage, client: Http2Wire) -> None:
+    crumbs = ["a=b", "", "c=d;", "; ;", "e=f"]
+    assert client.get(fields=[("cookie", crumb) for crumb in crumbs]).status == 200
+    assert b"\r\ncookie: a=b; c=d; e=f\r\n" in stage.reached()
+
+
 def test_an_expecting_client_is_refused_before_its_body(stage: Stage, client: Http2Wire) -> None:
     def play(wire: Wire) -> None:
         wire.read_head()
