@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import shutil
@@ -21,6 +22,7 @@ import pytest
 from tests.conftest import StartAppliance
 from tests.harness import Appliance, RawUpstream, Wire, alive, cli, connect_tls, wait_until
 from tests.harness.generations import Generations
+from tests.harness.http2_wire import connect_http2
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LAST_GET = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -197,6 +199,62 @@ def test_what_is_under_way_ends_intact(generations: StartGenerations, upstream: 
         assert one.running, "for the tunnel"
         assert new_connection(one) == 200
     ended_well(line)
+    assert one.status()["pid"] == line.pid
+
+
+@pytest.mark.parametrize("how", ["upgrade", "SIGUSR2"])
+def test_http2_is_told_in_two_steps_and_goes_on_with_the_new_one(
+    generations: StartGenerations, upstream: Callable[..., RawUpstream], how: str
+) -> None:
+    """RFC 9113 section 6.8: what is under way ends intact, no request is lost, the next connection is the new one's."""
+    peer = Peer()
+    line = generations(upstream=upstream(peer).url)
+    one = line.one
+    with contextlib.ExitStack() as stack:
+        busy, idle = connect_http2(one), connect_http2(one)
+        for client in (busy, idle):
+            stack.callback(client.close)
+        assert idle.get(host="localhost").status == 200
+        down = busy.open("/down", host="localhost")
+        busy.wait(lambda: len(busy.streams[down].body) == HALF_BYTES, "half of the body")
+        up = busy.open("/up", host="localhost", method="POST", end_stream=False)
+        busy.write(up, b"a" * HALF_BYTES)
+
+        if how == "upgrade":
+            line.upgrade()
+        else:
+            line.upgrade_by_signal()
+        busy.wait(lambda: busy.goaways, "GOAWAY")
+        # It crosses the second GOAWAY: taken, or said not to be.
+        late = busy.open(host="localhost")
+        busy.wait(lambda: len(busy.goaways) == 2, "the second GOAWAY")
+        assert [one.code for one in busy.goaways] == [0, 0]
+        last_ids = [int.from_bytes(one.payload[:4], "big") for one in busy.goaways]
+        assert last_ids[0] == 2**31 - 1
+        idle.read_to_end()
+        assert [one.code for one in idle.goaways] == [0, 0]
+
+        assert new_connection(one) == 200
+        fresh = connect_http2(one)
+        stack.callback(fresh.close)
+        assert fresh.get(host="localhost").status == 200
+        assert one.running, "for the streams"
+
+        if last_ids[1] >= late:
+            assert busy.finish(late).status == 200
+        else:
+            assert busy.finish(late).reset == 7  # REFUSED_STREAM: to be asked again elsewhere
+        busy.write(up, b"b" * HALF_BYTES, end_stream=True)
+        assert bytes(busy.finish(up).body) == b"%d" % (2 * HALF_BYTES)
+        peer.release.set()
+        answer = busy.finish(down)
+        assert (answer.ended, bytes(answer.body)) == (True, b"1" * HALF_BYTES + b"2" * HALF_BYTES)
+        busy.read_to_end()
+        for client in (busy, idle):
+            client.close()
+        ended_well(line)
+        assert fresh.get(host="localhost").status == 200
+        assert not fresh.goaways
     assert one.status()["pid"] == line.pid
 
 
