@@ -8,10 +8,11 @@ has both kinds, the former are together one that takes turns with the latter.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Final
 
 from proxy.protocol.http2 import frames
-from proxy.protocol.http2.frames import DATA, DEFAULT_WINDOW, END_STREAM, MIN_MAX_FRAME_BYTES
+from proxy.protocol.http2.frames import DATA, DEFAULT_WINDOW, END_HEADERS, END_STREAM, HEADERS, MIN_MAX_FRAME_BYTES
 from proxy.protocol.http2.hpack_encoder import TABLE_SIZE_ZERO
 from proxy.protocol.http2.stream import Stream
 
@@ -184,6 +185,14 @@ class Outbox:
         return b"".join(parts)
 
     def _schedule(self, parts: list[bytes | memoryview], budget: int) -> None:
+        first = self._ready[0].priority
+        if not first.incremental and all(stream.priority is first for stream in self._ready):
+            # What nearly all clients ask for: one after another.
+            for stream in sorted(self._ready, key=_by_id):
+                budget -= self._emit(stream, parts, budget)
+                if budget <= 0:
+                    return
+            return
         urgencies: dict[int, list[Stream]] = {}
         for stream in self._ready:
             urgencies.setdefault(stream.priority.urgency, []).append(stream)
@@ -281,7 +290,11 @@ class Outbox:
     def _emit_whole(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
         """A head and a body of a frame, after which nothing is left: what most answers are."""
         stream_id = stream.id
-        parts += self._block(stream_id, stream.blocks[0][0], 0)
+        block = stream.blocks[0][0]
+        if self.table_announced and len(block) <= MIN_MAX_FRAME_BYTES:
+            parts += (frames.header(len(block), HEADERS, END_HEADERS, stream_id), block)
+        else:
+            parts += self._block(stream_id, block, 0)
         parts += (frames.header(size, DATA, END_STREAM, stream_id), stream.queue[0])
         self.update_credit = min(self.update_credit + _UPDATES_A_FRAME, _MAX_UPDATE_CREDIT)
         self.window -= size
@@ -299,9 +312,5 @@ class Outbox:
         return frames.header_block(stream_id, block, MIN_MAX_FRAME_BYTES, flags)
 
 
-def _by_turn(stream: Stream) -> int:
-    return stream.turn
-
-
-def _by_id(stream: Stream) -> int:
-    return stream.id
+_by_turn = attrgetter("turn")
+_by_id = attrgetter("id")
