@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from proxy.upstream.http2 import PING_AFTER_SECS, PING_TIMEOUT_SECS
 from tests.harness import RawUpstream, Response, Wire, wait_until
 from tests.harness import http2 as h
 from tests.harness.http2_upstream import Asked, Http2Server, answering_all, serving
@@ -46,6 +49,7 @@ def theatre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
                 },
                 {"hosts": ["dead.example.org"], "upstreams": [dead], **h2},
                 {"hosts": ["brief.example.org"], "upstreams": [one], "upstream_response_timeout_secs": 0.6, **h2},
+                {"hosts": ["mute.example.org"], "upstreams": [one], "upstream_connect_timeout_secs": 0.6, **h2},
                 {
                     "hosts": ["tls.example.org"],
                     "upstreams": [two.replace("http:", "https:")],
@@ -283,6 +287,121 @@ def test_what_was_not_processed_is_sent_again(stage: Stage, how: str) -> None:
     stage.play(serving(play))
     assert ask(stage, method="DELETE").status == 200
     assert stage.counter("upstream_retries") >= 1
+
+
+def test_goaway_in_the_midst_of_streams(stage: Stage) -> None:
+    """RFC 9113 section 6.8: what is above its last stream is sent again elsewhere, what is below goes on."""
+    both, connections = threading.Event(), [0]
+    second: list[Asked] = []
+
+    def play(server: Http2Server) -> None:
+        connections[0] += 1
+        if connections[0] == 2:
+            second.append(server.asked())
+            server.answer(second[0].stream_id, b"again")
+            server.asked()
+            return
+        first = server.asked()
+        server.wire.send(h.headers(first.stream_id, [(":status", "200")], end_stream=False))
+        server.wire.send(h.data(first.stream_id, b"begun "))
+        both.set()
+        server.asked()
+        server.wire.send(h.goaway(first.stream_id))
+        assert again.wait(PATIENCE_SECS)
+        server.wire.send(h.data(first.stream_id, b"and ended", end_stream=True))
+        server.until(lambda _: False)
+
+    again = threading.Event()
+    stage.play(serving(play))
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(ask, stage, method="POST")
+        assert both.wait(PATIENCE_SECS)
+        answer = ask(stage, method="POST")
+        again.set()
+        assert (answer.status, answer.body) == (200, b"again")
+        assert begun.result().body == b"begun and ended"
+    assert second[0].get(":method") == "POST"
+    assert connections[0] == 2
+
+
+def test_a_body_that_is_gone_is_not_sent_again(stage: Stage) -> None:
+    """The upstream has not acted on it, but nobody has it any more: the client is told to try again (503)."""
+    tried = [0]
+
+    def play(server: Http2Server) -> None:
+        asked = server.asked()
+        tried[0] += 1
+        server.body(asked.stream_id)
+        server.wire.send(h.goaway(0))
+        server.asked()
+
+    stage.play(serving(play))
+    assert ask(stage, method="POST", body=b"once").status == 503
+    assert tried[0] == 1
+
+
+def test_an_upstream_that_never_sends_settings(stage: Stage) -> None:
+    """RFC 9113 section 3.4: both sides begin with SETTINGS. It is given as long as a connection may take."""
+    ended = threading.Event()
+
+    def play(wire: Wire) -> None:
+        wire.sock.settimeout(60)
+        assert wire.read_exactly(len(h.PREFACE)) == h.PREFACE
+        with contextlib.suppress(ConnectionError):
+            wire.read_to_end()
+        ended.set()
+
+    stage.play(play)
+    began = time.monotonic()
+    assert {answer.status for answer in together(stage, 3, "mute.example.org")} == {502}
+    assert time.monotonic() - began >= 0.5
+    assert ended.wait(PATIENCE_SECS), "its connection is closed"
+    assert any("no SETTINGS came" in line for line in stage.appliance.event_lines())
+    stage.play(serving(answering_all))
+    assert ask(stage, "mute.example.org").status == 200
+
+
+def test_a_silent_upstream_is_asked_by_ping_and_given_up(stage: Stage) -> None:
+    """One that is slow answers the PING and is waited for; one that is dead fails its requests together."""
+    pings: list[float] = []
+    given_up = threading.Event()
+
+    def slow(server: Http2Server) -> None:
+        server.wire.sock.settimeout(60)
+        asked = server.asked()
+        server.until(lambda f: f.kind == h.PING and not f.flags & h.ACK)  # which answers
+        assert given_up.wait(60)
+        server.answer(asked.stream_id, b"late")
+        server.asked()
+
+    def dead(server: Http2Server) -> None:
+        server.wire.sock.settimeout(60)
+        for _ in range(2):
+            server.asked()
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                head = server.wire.read_exactly(9)
+                server.wire.read_exactly(int.from_bytes(head[:3], "big"))
+                if head[3] == h.PING:
+                    pings.append(time.monotonic())
+        given_up.set()
+
+    def ask_for(host: str) -> Response:
+        wire = stage.client(timeout_secs=90)
+        return wire.request(f"POST / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode(), "POST")
+
+    stage.play(serving(dead), serving(slow), serving(slow))
+    with ThreadPoolExecutor(3) as pool:
+        began = time.monotonic()
+        patient = pool.submit(ask_for, "pair.example.org")
+        lost = [pool.submit(ask_for, "www.example.org") for _ in range(2)]
+        assert [answer.result().status for answer in lost] == [502, 502]
+        lasted_secs = time.monotonic() - began
+        assert (patient.result().status, patient.result().body) == (200, b"late")
+    assert len(pings) == 1
+    assert pings[0] - began >= PING_AFTER_SECS
+    assert lasted_secs >= PING_AFTER_SECS + PING_TIMEOUT_SECS
+    assert any("no answer to a PING" in line for line in stage.appliance.event_lines())
 
 
 def test_what_may_have_been_processed_is_not(stage: Stage) -> None:
