@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 
 import pytest
@@ -282,6 +283,14 @@ def test_5_2_flow_control_is_by_stream_and_connection(peer: ClientPeer) -> None:
     assert sum(len(f.payload) for f in peer.of(h.DATA)) == 120_000
 
 
+def test_5_2_2_a_stream_that_nobody_consumes_leaves_the_connections_window_to_the_others(peer: ClientPeer) -> None:
+    for stream_id in range(1, 2 * 100, 2):  # three times the connection's window, none of it consumed
+        peer.feed(h.headers(stream_id, POST, end_stream=False), *[h.data(stream_id, bytes(16_384))] * 2)
+    assert not peer.of(h.WINDOW_UPDATE, 1)
+    peer.feed(h.headers(201, POST, end_stream=False))
+    assert peer.feed(h.data(201, b"served")) == [Body(201, b"served")]
+
+
 def test_5_3_1_priority_of_the_old_kind_may_not_name_its_own_stream(peer: ClientPeer) -> None:
     prefix = struct.pack(">LB", 1, 15)
     resets(peer, h.headers(1, flags=h.HAS_PRIORITY, prefix=prefix), code=PROTOCOL_ERROR, reason="depends-on-itself")
@@ -306,6 +315,17 @@ def test_5_4_2_a_stream_error_is_answered_once(peer: ClientPeer) -> None:
     resets(peer, h.window_update(1, 0), code=PROTOCOL_ERROR)
     assert peer.feed(h.data(1, b"x"), h.window_update(1, 0)) == []
     assert len(peer.of(h.RST_STREAM, 1)) == 1
+
+
+def test_5_4_3_after_an_error_there_is_nothing_but_the_goaway(peer: ClientPeer) -> None:
+    peer.feed(h.headers(1), h.headers(3))
+    peer.connection.send_head(1, OK)
+    peer.connection.send_data(1, bytes(100_000))
+    peer.connection.feed(h.frame(h.PING, 0, 1, bytes(8)), peer.now)
+    assert [frame.kind for frame in peer.take()] == [h.GOAWAY]
+    peer.connection.send_head(3, OK)
+    peer.connection.ping(b"8 octets")
+    assert [frame.kind for frame in peer.take() if frame.kind != h.PING] == []
 
 
 def test_5_5_unknown_settings_and_errors_are_ignored(peer: ClientPeer) -> None:
@@ -706,6 +726,25 @@ def test_8_3_1_host_must_agree_with_authority(peer: ClientPeer) -> None:
     resets(peer, h.headers(7, [*GET, ("host", "example.org:444")]), code=1, reason="authority-mismatch", stream_id=7)
 
 
+def test_8_3_2_a_response_has_status_first_and_no_other_pseudo_header_field(peer: ClientPeer) -> None:
+    peer.feed(h.headers(1))
+    peer.connection.send_head(1, encode_response(404, [(b"content-type", b"text/plain")]), end_stream=True)
+    peer.take()
+    (head,) = peer.of(h.HEADERS)
+    assert peer.decoder.decode(head.payload, raw=True) == [(b":status", b"404"), (b"content-type", b"text/plain")]
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_8_4_nothing_is_pushed_and_a_client_may_not(allowed: int) -> None:
+    peer = ClientPeer(bare=True)
+    peer.feed(h.PREFACE + h.settings((0x2, allowed)), h.headers(1))
+    peer.connection.send_head(1, encode_response(200, [(b"link", b"</a.css>; rel=preload")]), end_stream=True)
+    peer.take()
+    assert not peer.of(h.PUSH_PROMISE)
+    promise = h.frame(h.PUSH_PROMISE, h.END_HEADERS, 3, struct.pack(">L", 2) + h.block(GET))
+    fails(peer, promise, code=PROTOCOL_ERROR, reason="push-promise")
+
+
 def test_8_3_1_two_hosts(peer: ClientPeer) -> None:
     two = [*GET, ("host", "example.org"), ("host", "example.org")]
     resets(peer, h.headers(1, two), code=PROTOCOL_ERROR, reason="two-hosts")
@@ -763,6 +802,40 @@ def test_8_1_trailers_go_out_behind_the_body(peer: ClientPeer) -> None:
         {b":status": b"200", b"content-type": b"text/plain"},
         {b"grpc-status": b"0"},
     ]
+
+
+def test_8_6_there_is_no_upgrade(peer: ClientPeer) -> None:
+    resets(peer, h.headers(1, [*GET, ("upgrade", "h2c")]), code=PROTOCOL_ERROR, reason="connection-field")
+
+
+def test_8_7_a_stream_that_is_refused_was_not_processed() -> None:
+    """Nobody hears of its request, so the client may send it again."""
+    peer = ClientPeer(Limits(max_concurrent_streams=1))
+    peer.feed(h.headers(1, POST, end_stream=False))
+    (event,) = peer.feed(h.headers(3))
+    assert event == StreamReset(3, REFUSED_STREAM, False, "too-many-streams")
+    peer.connection.shut_down()
+    peer.connection.shut_down()
+    peer.feed(h.rst_stream(1))
+    (event,) = peer.feed(h.headers(5))
+    assert event == StreamReset(5, REFUSED_STREAM, False, "too-many-streams")
+    assert [frame.payload[:4] for frame in peer.of(h.GOAWAY)][-1] == struct.pack(">L", 3)
+
+
+# What binds a server; the others define words or show examples.
+SECTIONS = (
+    *("3.4", "4.1", "4.2", "4.3", "4.3.1"),
+    *("5.1", "5.1.1", "5.1.2", "5.2", "5.2.2", "5.3.1", "5.3.2", "5.4.1", "5.4.2", "5.4.3", "5.5"),
+    *("6.1", "6.2", "6.3", "6.4", "6.5", "6.5.2", "6.5.3", "6.6", "6.7", "6.8"),
+    *("6.9", "6.9.1", "6.9.2", "6.9.3", "6.10", "7"),
+    *("8.1", "8.1.1", "8.2.1", "8.2.2", "8.2.3", "8.3", "8.3.1", "8.3.2", "8.4", "8.5", "8.6", "8.7", "10.5", "10.5.1"),
+)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_section_has_a_test(section: str) -> None:
+    name = re.compile(f"test_{section.replace('.', '_')}_[a-z]")
+    assert any(map(name.match, globals()))
 
 
 # -- 10.5: more than is good -------------------------------------------------------------------------------------------
