@@ -383,6 +383,14 @@ def test_3_4_a_preface_that_is_none(wire: Wire, start: bytes) -> None:
     Ends(PROTOCOL_ERROR).judge(talk)
 
 
+def test_6_5_3_a_client_that_never_acknowledges_our_settings_is_served(wire: Wire) -> None:
+    """It goes by the windows of the defaults, of which it has read nothing else."""
+    talk = Talk(wire)
+    body = [h.data(1, bytes(FRAME_BYTES - 1)) for _ in range(4)]  # 65,532 of 65,535
+    wire.send(h.PREFACE + h.settings() + post() + b"".join(body) + h.data(1, end_stream=True) + get(3))
+    Serves((1, 3)).judge(talk)
+
+
 def test_6_8_a_goaway_with_an_unknown_code_lets_streams_end(wire: Wire) -> None:
     """Section 7: an unknown code is no error. The connection ends in order after its last stream."""
     talk = Talk(wire)
