@@ -56,3 +56,9 @@ def alive(pid: int) -> bool:
 def descriptor_count(pid: int) -> int:
     """Descriptors that the process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def cpu_secs(pid: int) -> float:
+    """User and system time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

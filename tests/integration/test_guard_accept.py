@@ -17,6 +17,7 @@ import pytest
 
 from tests.conftest import StartAppliance
 from tests.harness import Appliance, alive, connect_tcp, connect_tls, wait_until
+from tests.harness.processes import cpu_secs
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 STORM_SECS = 15.0
@@ -25,14 +26,7 @@ RECOVERY_SECS = 20.0
 """The aim is 2 s; a loaded machine gets ten times that."""
 TOLD_SECS = 5.0
 """A worker counts its descriptors twice a second; ten times that."""
-TICKS_A_SEC = os.sysconf("SC_CLK_TCK")
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (ERROR|WARNING|INFO|DEBUG) [\w.:/-]+ ")
-
-
-def cpu_secs(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SEC
 
 
 def lowest_free_descriptor(pid: int) -> int:
