@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -20,12 +21,24 @@ _KEY_MARK: Final = "[key]"
 _UNITS: Final = re.compile(r"([0-9]+)(?:\.0)? ?(ms|s|sec|secs|m|min|h|d|k|kb|kib|m|mb|mib|g|gb|gib)", re.IGNORECASE)
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What an operator typed: ``--listen`` and its value."""
+
+    name: str
+    typed: str
+
+
 def problems(error: ValidationError) -> Iterator[Problem]:
-    """Yield a ``Problem`` for each of pydantic's errors, in none of its words."""
+    """Yield the ``Problem`` or several of each of pydantic's errors, in none of its words."""
     for details in error.errors(include_url=False):
         # pydantic also calls an array too short whose elements were all refused, each with its own error.
         if details["type"] != "too_short" or not details["input"]:
-            yield _problem(details)
+            problem = _problem(details)
+            yield problem
+            cause = details.get("ctx", {}).get("error")
+            for more in cause.also if isinstance(cause, RefusedError) else ():
+                yield Problem(problem.loc, more.found, more.wanted, more.hint)
 
 
 def key_path(loc: Loc) -> str:
@@ -54,6 +67,19 @@ def rendered(problem: Problem, file: str, lines: Mapping[Loc, int], line: int | 
         return f"{where}: {table}: {problem.found}" if table else f"{where}: {problem.found}"
     parts = (f"found {problem.found}", f"wanted {problem.wanted}", hint)
     return f"{where}: {key_path(problem.loc)}: " + "; ".join(part for part in parts if part)
+
+
+def rendered_option(problem: Problem, source: str, options: Mapping[Loc, Option]) -> str:
+    """As ``rendered``, where a command line stands for the file: the option is named, with its value as typed."""
+    option = options.get(problem.loc)
+    if option is None:
+        return rendered(problem, source, {}, None)
+    other = None if problem.other is None else options.get(problem.other)
+    if other is None:
+        parts = (f"found {shown(option.typed)}", f"wanted {problem.wanted}", problem.hint)
+    else:
+        parts = (f"found {problem.found}", f"wanted {problem.wanted}", f"see {other.name} {other.typed}")
+    return f"{printable(source)}: {option.name}: " + "; ".join(part for part in parts if part)
 
 
 def _problem(details: ErrorDetails) -> Problem:

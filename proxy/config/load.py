@@ -7,12 +7,13 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
 from proxy.config.checks import Problem, conflicts
-from proxy.config.explain import problems, rendered
+from proxy.config.explain import Option, problems, rendered, rendered_option
 from proxy.config.json_schema import Loc
 from proxy.config.locate import key_lines, line_of
 from proxy.config.refusal import printable
@@ -102,12 +103,18 @@ def load_text(text: str, *, file: str, base_dir: str | None) -> Settings:
     return _settings(_parsed(text, file), text, file, base_dir)
 
 
-def load_mapping(data: Mapping[str, Any], *, source: str, base_dir: str | None = None) -> Settings:
+def load_mapping(
+    data: Mapping[str, Any],
+    *,
+    source: str,
+    base_dir: str | None = None,
+    options: Mapping[Loc, Option] = MappingProxyType({}),
+) -> Settings:
     """Judge settings that stand in no file, such as a command line's; ``source`` is their name in messages.
 
-    Raises ``ConfigError`` with all errors, one a line.
+    ``options`` are what was typed for the values at these places. Raises ``ConfigError`` with all errors, one a line.
     """
-    return _settings(dict(data), "", source, base_dir)
+    return _settings(dict(data), "", source, base_dir, options)
 
 
 def _decoded(data: bytes, path: str) -> str:
@@ -151,7 +158,13 @@ def _parsed(text: str, file: str) -> dict[str, Any]:
         ) from None
 
 
-def _settings(data: dict[str, Any], text: str, file: str, base_dir: str | None) -> Settings:
+def _settings(
+    data: dict[str, Any],
+    text: str,
+    file: str,
+    base_dir: str | None,
+    options: Mapping[Loc, Option] = MappingProxyType({}),
+) -> Settings:
     frozen = {key: _frozen(value) for key, value in data.items()}
     found: list[Problem] = []
     draft: _Draft | None
@@ -166,6 +179,8 @@ def _settings(data: dict[str, Any], text: str, file: str, base_dir: str | None) 
         found.extend(_no_sites(found))
     if draft is not None and not found:
         return draft.settings
+    if options:
+        raise ConfigError("\n".join(dict.fromkeys(rendered_option(problem, file, options) for problem in found)))
     lines = key_lines(text)
     placed = [(line_of(lines, problem.loc), problem) for problem in found]
     placed.sort(key=lambda item: item[0] or 0)

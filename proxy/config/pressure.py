@@ -16,6 +16,7 @@ ALL: Final = "all"
 EVERYBODY: Final = ("0.0.0.0/0", "::/0")
 MAX_NETWORKS: Final = 100_000
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+_MAX_TOLD_LINES: Final = 10
 
 
 def _network_or_file(text: str, info: ValidationInfo) -> str:
@@ -27,7 +28,7 @@ def _network_or_file(text: str, info: ValidationInfo) -> str:
 
 
 def _networks_in(path: str) -> list[str]:
-    """The networks of a file, one a line; ``#`` begins a comment. Raises ``RefusedError``."""
+    """The networks of a file, one a line; ``#`` begins a comment. Raises ``RefusedError`` with every bad line."""
     wanted = "a text file with a network a line"
     try:
         with open(path, "rb") as file:
@@ -37,15 +38,19 @@ def _networks_in(path: str) -> list[str]:
     if len(data) > _MAX_FILE_BYTES:
         raise RefusedError(f"{shown(path)} with more than {_MAX_FILE_BYTES} bytes", wanted)
     found: list[str] = []
+    bad: list[RefusedError] = []
     for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
         text = line.partition("#")[0].strip()
         if text:
             try:
                 found += EVERYBODY if text == ALL else (normalize_network(text),)
             except RefusedError as error:
-                raise RefusedError(
-                    f"line {number} of {printable(path)}: {error.found}", error.wanted, error.hint
-                ) from None
+                bad.append(RefusedError(f"{error.found} at {printable(path)}:{number}", error.wanted, error.hint))
+    if bad:
+        first, *others = bad[:_MAX_TOLD_LINES]
+        if len(bad) > _MAX_TOLD_LINES:
+            others.append(RefusedError(f"{len(bad) - _MAX_TOLD_LINES} more bad lines in {printable(path)}", wanted))
+        raise RefusedError(first.found, first.wanted, first.hint, others)
     return found
 
 

@@ -18,11 +18,13 @@ class RefusedError(ConfigError, ValueError):
     Also a ``ValueError``, so that it can be raised inside a pydantic validator and found again in its error.
     """
 
-    def __init__(self, found: str, wanted: str, hint: str = "") -> None:
+    def __init__(self, found: str, wanted: str, hint: str = "", also: Sequence[RefusedError] = ()) -> None:
+        """``also``: what else is wrong with the same value, such as further lines of the file that it names."""
         super().__init__("; ".join(part for part in (f"found {found}", f"wanted {wanted}", hint) if part))
         self.found: Final = found
         self.wanted: Final = wanted
         self.hint: Final = hint
+        self.also: Final = tuple(also)
 
 
 def shown(value: object) -> str:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxy.config.checks import Loc
+from proxy.config.explain import Option
 from proxy.config.load import load_mapping
 from proxy.config.schema import Settings
 from proxy.errors import StartError
@@ -66,18 +68,30 @@ def serve_settings(
     environ: Mapping[str, str],
 ) -> Settings:
     """The settings of `reverse-proxy serve`. Raises ConfigError."""
-    addresses = [address for text in listen for address in expand_listen(text)]
-    plain = [address for text in redirect for address in expand_listen(text)]
-    port = addresses[0].rpartition(":")[2]
+    addresses = _typed("--listen", listen)
+    plain = _typed("--redirect", redirect)
+    port = addresses[0][0].rpartition(":")[2]
     data: dict[str, Any] = {
         "state_dir": state_dir(environ),
-        "listeners": [{"address": address} for address in addresses],
-        "redirect": {"addresses": plain} if plain else {"enabled": False},
+        "listeners": [{"address": address} for address, _ in addresses],
+        "redirect": {"addresses": [address for address, _ in plain]} if plain else {"enabled": False},
         "health": {"address": health} if health else {"enabled": False},
         "admin": {"socket": os.path.join(runtime_dir(environ), f"serve-{port}.sock")},
         "sites": [{"hosts": list(hosts) or ["*"], "upstreams": [_upstream_url(text) for text in to]}],
     }
-    return load_mapping(data, source=f"{_NAME} serve")
+    options: dict[Loc, Option] = {
+        **{("listeners", index, "address"): option for index, (_, option) in enumerate(addresses)},
+        **{("redirect", "addresses", index): option for index, (_, option) in enumerate(plain)},
+        ("health", "address"): Option("--health", health or ""),
+        **{("sites", 0, "hosts", index): Option("--host", text) for index, text in enumerate(hosts)},
+        **{("sites", 0, "upstreams", index): Option("--to", text) for index, text in enumerate(to)},
+    }
+    return load_mapping(data, source=f"{_NAME} serve", options=options)
+
+
+def _typed(name: str, texts: Sequence[str]) -> list[tuple[str, Option]]:
+    """Each address, with the option that it comes from."""
+    return [(address, Option(name, text)) for text in texts for address in expand_listen(text)]
 
 
 def demo_settings(

@@ -286,6 +286,29 @@ def test_an_array_with_a_bad_element_is_not_called_empty() -> None:
     assert line.startswith('config.toml:2: sites[0].hosts[0]: found "a b"')
 
 
+def test_every_bad_line_of_a_list_is_told_up_to_ten(tmp_path: Path) -> None:
+    networks = tmp_path / "banned.txt"
+    networks.write_text("192.0.2.1\nexample.org # a name\n\n192.0.2.300\n192.0.2.9/24\n")
+    config = tmp_path / "proxy.toml"
+    config.write_text('deny = ["2001:db8::/32", "file:banned.txt"]' + SITE)
+
+    def told() -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            load_settings(str(config))
+        return str(caught.value).splitlines()
+
+    lines = told()
+    assert [line.partition("; wanted ")[0] for line in lines] == [
+        f'{config}:1: deny[1]: found "example.org" at {networks}:2',
+        f'{config}:1: deny[1]: found "192.0.2.300" at {networks}:4',
+        f'{config}:1: deny[1]: found "192.0.2.9/24" at {networks}:5',
+    ]
+    networks.write_text("".join(f"host{number}.example.org\n" for number in range(5000)))
+    lines = told()
+    assert len(lines) == 11
+    assert f"found 4990 more bad lines in {networks}; wanted " in lines[-1]
+
+
 def test_header_values_are_not_shown() -> None:
     line = only_error(SITE + 'request_headers.set.Authorization = "Bearer hunter2\\n"')
     assert "hunter2" not in line

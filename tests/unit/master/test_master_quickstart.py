@@ -79,10 +79,31 @@ def test_serve_listens_on_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None
     assert settings.sites[0].hosts == ("*",)
 
 
-@pytest.mark.parametrize("changed", [{"listen": [":99999"]}, {"listen": [":"]}, {"to": ["::::"]}, {"hosts": ["a b"]}])
-def test_a_wrong_argument_is_a_configuration_error(changed: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="reverse-proxy serve"):
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"listen": [":99999"]}, ['--listen: found ":99999"; wanted an IP address and a port']),
+        ({"listen": [":"]}, ['--listen: found ":"; wanted']),
+        ({"to": ["::::"]}, ['--to: found "::::"; wanted']),
+        ({"hosts": ["a b"]}, ['--host: found "a b"; wanted']),
+        ({"hosts": ["a.test", "a.test"]}, ['--host: found "a.test"; wanted each host once']),
+        (
+            {"redirect": ["x"], "health": "y", "to": ["127.0.0.1:0", "127.0.0.1:9"]},
+            ['--to: found "127.0.0.1:0"', '--redirect: found "x"', '--health: found "y"'],
+        ),
+        (
+            {"listen": ["127.0.0.1:1"], "redirect": ["127.0.0.1:1"]},
+            ['--redirect: found "127.0.0.1:1"; wanted each address in one place; see --listen 127.0.0.1:1'],
+        ),
+    ],
+)
+def test_a_wrong_argument_is_told_with_its_option_as_typed(changed: dict[str, object], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
         serve(**changed)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == len(said), lines
+    for part in said:
+        assert any(line.startswith(f"reverse-proxy serve: {part}") for line in lines), lines
 
 
 def test_the_demo_stays_on_loopback() -> None:
