@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from pydantic import BaseModel
 
 from proxy.config.effective import effective_listeners, effective_redirect_addresses
+from proxy.config.refusal import shown
 from proxy.config.schema import Settings, Site
 
 NOT_LIVE = (
@@ -22,6 +24,8 @@ NOT_LIVE = (
     "event_log.format",
 )
 """Keys that take effect with a restart (or an upgrade) only: what they shape is made before the workers are."""
+
+_MAX_SHOWN_ELEMENTS: Final = 6
 
 _TOLD_APART = frozenset({"listeners", "sites", "redirect.addresses"})
 """Keys whose changes have lines of their own."""
@@ -80,7 +84,7 @@ def diff(old: Settings, new: Settings, certificates_changed: Iterable[str] = ())
         ),
         certificates_changed=tuple(certificates_changed),
         limits_changed=tuple(
-            f"{key}: {_shown(_value(old, key))} -> {_shown(_value(new, key))}"
+            f"{key}: {_changed(_value(old, key), _value(new, key))}"
             for key in _keys(new)
             if key not in _TOLD_APART and not _is_not_live(key) and _value(old, key) != _value(new, key)
         ),
@@ -127,7 +131,33 @@ def _value(settings: Settings, key: str) -> object:
     return value
 
 
+def _changed(old: object, new: object) -> str:
+    """Both values; of long arrays how many there are and what is other in them."""
+    if not (isinstance(old, tuple) and isinstance(new, tuple) and max(len(old), len(new)) > _MAX_SHOWN_ELEMENTS):
+        return f"{_shown(old)} -> {_shown(new)}"
+    before, after = dict.fromkeys(old), dict.fromkeys(new)
+    added, removed = ([one for one in some if one not in other] for some, other in ((after, before), (before, after)))
+    parts = [f"{what} {_some(elements)}" for what, elements in (("added", added), ("removed", removed)) if elements]
+    return f"{len(old)} -> {len(new)} values, {', '.join(parts) or 'in another order'}"
+
+
+def _some(elements: list[object]) -> str:
+    more = len(elements) - _MAX_SHOWN_ELEMENTS
+    shown_ones = ", ".join(_shown(one) for one in elements[:_MAX_SHOWN_ELEMENTS])
+    return shown_ones if more <= 0 else f"{shown_ones} and {more} more"
+
+
 def _shown(value: object) -> str:
+    """As TOML has it; a key that is left out is its default."""
+    if value is None:
+        return "default"
     if isinstance(value, float):
         return f"{value:g}"
-    return "default" if value is None else str(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(_shown(one) for one in value)}]"
+    if isinstance(value, BaseModel):
+        value = {key: getattr(value, key) for key in type(value).model_fields if key in value.model_fields_set}
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{key} = {_shown(one)}" for key, one in value.items())
+        return f"{{ {pairs} }}" if pairs else "{}"
+    return shown(value)

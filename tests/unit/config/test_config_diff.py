@@ -38,8 +38,16 @@ def site(**changes: Any) -> list[dict[str, Any]]:
         ({}, {}),
         ({"max_connections": 77}, {"limits_changed": ["max_connections: 1024 -> 77"]}),
         ({"header_timeout_secs": 3}, {"limits_changed": ["header_timeout_secs: 10 -> 3"]}),
-        ({"access_log": {"format": "json"}}, {"limits_changed": ["access_log.format: combined -> json"]}),
-        ({"event_log": {"level": "debug"}}, {"limits_changed": ["event_log.level: info -> debug"]}),
+        ({"access_log": {"format": "json"}}, {"limits_changed": ['access_log.format: "combined" -> "json"']}),
+        ({"event_log": {"level": "debug"}}, {"limits_changed": ['event_log.level: "info" -> "debug"']}),
+        (
+            {"deny": ["192.0.2.0/24", "2001:db8::/32"]},
+            {"limits_changed": ['deny: [] -> ["192.0.2.0/24", "2001:db8::/32"]']},
+        ),
+        (
+            {"rate_limits": [{"requests": 10, "per_secs": 0.5, "exempt": ["192.0.2.0/24"]}]},
+            {"limits_changed": ['rate_limits: [] -> [{ requests = 10, per_secs = 0.5, exempt = ["192.0.2.0/24"] }]']},
+        ),
         ({"event_log": {"format": "json"}}, {"needs_restart": ["event_log.format"]}),
         ({"workers": 3, "user": "nobody"}, {"needs_restart": ["workers", "user"]}),
         ({"health": {"address": "127.0.0.1:9"}}, {"needs_restart": ["health"]}),
@@ -83,6 +91,17 @@ def test_what_is_told(changes: dict[str, Any], told: dict[str, list[str]]) -> No
     found = diff(settings(), settings(**changes)).as_dict()
     found["limits_changed"] = [line for line in found.get("limits_changed", []) if not line.startswith("redirect.ena")]
     assert {key: value for key, value in found.items() if value} == told
+
+
+def test_of_long_arrays_what_is_other_is_told() -> None:
+    addresses = [f"192.0.2.{number}" for number in range(200)]
+    changes = diff(settings(deny=addresses), settings(deny=[*addresses[1:], "2001:db8::/32"]))
+    assert changes.limits_changed == ('deny: 200 -> 200 values, added "2001:db8::/32", removed "192.0.2.0"',)
+    (line,) = diff(settings(deny=addresses[:1]), settings(deny=addresses)).limits_changed
+    assert line.startswith('deny: 1 -> 200 values, added "192.0.2.1", "192.0.2.2"')
+    assert line.endswith(" and 193 more")
+    (line,) = diff(settings(deny=addresses), settings(deny=addresses[::-1])).limits_changed
+    assert line == "deny: 200 -> 200 values, in another order"
 
 
 def test_certificates_are_told_by_who_has_read_them() -> None:
