@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from proxy.config.address import Address, parse_address
 from proxy.config.effective import effective_listeners, effective_redirect_addresses
+from proxy.config.pressure import EVERYBODY
 from proxy.config.refusal import shown
 from proxy.config.schema import AUTO, RouteOptions, Settings, Site
 
@@ -49,6 +50,14 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
     yield from _hosts(settings)
     for index, site in enumerate(settings.sites):
         yield from _site(("sites", index), site, settings.workers)
+
+
+def nobody_is_served(settings: Settings) -> Iterator[str]:
+    """Warnings: what is acceptable and yet hardly meant."""
+    lists = [("deny", settings), *((f"sites[{index}].deny", site) for index, site in enumerate(settings.sites))]
+    for key, one in lists:
+        if one.deny and not one.allow and set(EVERYBODY) <= set(one.deny):
+            yield f"{key} names all addresses and there is no allow beside it: nobody is served"
 
 
 def _shares(settings: Settings) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from proxy.budget import Budget, Limits, to_dict, to_text
+from proxy.config.checks import nobody_is_served
 from proxy.config.load import load_settings
 from proxy.config.place import place_of
 from proxy.errors import OperatorError
@@ -54,7 +55,7 @@ def check(path: str, limits: Limits) -> Report:
         return Report(path, (str(error),), (), None)
     errors: list[str] = []
     memory = memory_budget(settings, plan.budget)
-    warnings = [*plan.listen.skipped, *memory.warnings]
+    warnings = [*nobody_is_served(settings), *plan.listen.skipped, *memory.warnings]
 
     def judge(part: Callable[[], object]) -> None:
         try:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.budget import process_limits, shares
+from proxy.config.checks import nobody_is_served
 from proxy.config.diff import Changes, diff, keep_what_is_not_live
 from proxy.config.effective import effective_https_port
 from proxy.config.load import ConfigFile
@@ -131,7 +132,11 @@ class Reloader:
                 old.number,
                 changes=changes,
                 descriptors={"before": old.plan.budget.needed, "after": plan.budget.needed},
-                warnings=[warning for one in tls.listeners for warning in one.warnings] + list(plan.budget.warnings),
+                warnings=[
+                    *nobody_is_served(settings),
+                    *(warning for one in tls.listeners for warning in one.warnings),
+                    *plan.budget.warnings,
+                ],
             )
             if dry_run:
                 self._bound.examine(plan.listen)

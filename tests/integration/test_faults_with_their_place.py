@@ -49,6 +49,17 @@ def test_the_place_is_told(tmp_path: Path, command: str, fault: str) -> None:
     assert first.count(f"{file}:") == 1
 
 
+@pytest.mark.parametrize(("lists", "warned"), [('["all"]', True), ('["0.0.0.0/0"]', False)])
+def test_check_warns_where_nobody_is_served(tmp_path: Path, lists: str, warned: bool) -> None:
+    file = tmp_path / "proxy.toml"
+    file.write_text((f"deny = {lists}\n" + HEAD + LISTENER + SITE + f"deny = {lists}\n").format(folder=tmp_path))
+    result = cli("check", "--config", str(file))
+    assert result.returncode == 0, result
+    told = [line for line in result.stdout.splitlines() if "nobody is served" in line]
+    keys = ["deny", "sites[0].deny"] if warned else []
+    assert [line.split(" ")[1] for line in told] == keys, result.stdout
+
+
 def test_a_refused_budget_says_its_arithmetic_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "proxy.toml"
     file.write_text((HEAD.replace("100", "90000") + LISTENER + SITE).format(folder=tmp_path))
