@@ -101,6 +101,16 @@ def test_every_reason_is_told_at_once() -> None:
     assert len(refusals) == 6
 
 
+@pytest.mark.parametrize("text", ["x =", "workers = -1\n" + SITE])
+def test_a_bad_configuration_does_not_hide_what_the_host_lacks(text: str) -> None:
+    refusals = judged({"configuration": text}, systemd="241", python={})
+    assert [refusal.split(",")[0].split(":")[0] for refusal in refusals] == [
+        "the configuration",
+        "systemd 241",
+        "no program python3 on this host",
+    ]
+
+
 CONTAINER = {"manager": {"soft": 1024, "hard": 1024, "may_raise": False}, "container": "lxc"}
 
 

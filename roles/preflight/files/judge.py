@@ -190,7 +190,8 @@ def judge(program: str, question: Question) -> dict[str, Any]:
         settings = tomllib.loads(question["configuration"])
         budget = ask_budget(program, question)
     except ValueError as error:
-        return {"refusals": [f"the configuration: {error}"], "budget": None, "report": []}
+        # What needs no configuration is judged all the same.
+        return {"refusals": [f"the configuration: {error}", *software(question)], "budget": None, "report": []}
     refusals = []
     if not settings.get("sites"):
         refusals.append(
