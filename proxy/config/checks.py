@@ -54,7 +54,8 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
 
 def nobody_is_served(settings: Settings) -> Iterator[str]:
     """Warnings: what is acceptable and yet hardly meant."""
-    lists = [("deny", settings), *((f"sites[{index}].deny", site) for index, site in enumerate(settings.sites))]
+    lists: list[tuple[str, Settings | Site]] = [("deny", settings)]
+    lists += [(f"sites[{index}].deny", site) for index, site in enumerate(settings.sites)]
     for key, one in lists:
         if one.deny and not one.allow and set(EVERYBODY) <= set(one.deny):
             yield f"{key} names all addresses and there is no allow beside it: nobody is served"
