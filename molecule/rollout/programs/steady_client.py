@@ -18,7 +18,7 @@ from collections import Counter
 
 SITE = "www.example.org"
 TIMEOUT_SECS = 30.0
-PAUSE_SECS = 0.05
+PAUSE_SECS = 0.1
 CONNECTIONS_A_KIND = 2
 MAX_FAILURES_KEPT = 50
 
