@@ -613,7 +613,7 @@ class TlsStream(Stream):
             self._shake_hands()
             return
         READ_GUARD.turn += 1
-        READ_GUARD.reading = self._fd
+        READ_GUARD.reading = self
         try:
             data = self._sslobj.read(TLS_RECORD_BYTES)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -631,7 +631,7 @@ class TlsStream(Stream):
             self._lose(error)
             return
         finally:
-            READ_GUARD.reading = -1
+            READ_GUARD.reading = None
         if len(data) == TLS_RECORD_BYTES:
             data = self._receive_more(data)
             self.keep_watching()
@@ -644,6 +644,16 @@ class TlsStream(Stream):
             self.pause_reading()
             self.handler.on_eof()
 
+    @property
+    def descriptor(self) -> int:
+        """The socket's."""
+        return self._fd
+
+    def cut(self) -> None:
+        """See ``ReadGuard``: the peer is treated as if it had reset the connection."""
+        if not self.closed:
+            self._lose(ConnectionAbortedError(errno.ECONNABORTED, os.strerror(errno.ECONNABORTED)))
+
     def _on_writable(self) -> None:
         if self._handshaking:
             self._shake_hands()
@@ -654,11 +664,11 @@ class TlsStream(Stream):
         # A full record: an upload. A few more of them make one piece, so that the rest of the way is paid once. The end
         # and errors come again with the next wake-up: the descriptor stays readable.
         pieces = [data]
-        READ_GUARD.reading = self._fd
+        READ_GUARD.reading = self
         with contextlib.suppress(OSError):
             while len(pieces) < TLS_READS_A_WAKEUP and len(pieces[-1]) == TLS_RECORD_BYTES:
                 pieces.append(self._sslobj.read(TLS_RECORD_BYTES))
-        READ_GUARD.reading = -1
+        READ_GUARD.reading = None
         return b"".join(pieces)
 
     def _send(self, data: bytes | memoryview) -> int:

@@ -175,7 +175,7 @@ class Worker:
         for front in self._fronts.values():
             front.accepting.start()
         self._takeover.start()
-        READ_GUARD.start()
+        READ_GUARD.start(self._loop)
         gc.collect()
         gc.freeze()
         publish_memory(self._cells, is_base=True)
