@@ -28,6 +28,7 @@ def answering(*responses: bytes) -> Script:
         turn = 0
         while True:
             try:
+                wire.wait_for_more()
                 wire.read_body(wire.read_head())
             except EOFError:
                 return

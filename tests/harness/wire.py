@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 TIMEOUT_SECS = 10.0
+IDLE_TIMEOUT_SECS = 600.0  # beyond any test's own limit
 READ_BYTES = 65_536
 RECORD_BYTES = 16_384  # RFC 8446 section 5.1
 LOOK_MS = 100  # between looks whether another thread has closed what is waited for
@@ -133,6 +134,17 @@ class Wire:
         while self._fill():
             pass
         return self._take(len(self._unread))
+
+    def wait_for_more(self) -> None:
+        """Waits until something is there to be read or the peer has ended: an idle connection may be kept long."""
+        timeout_secs = self.sock.gettimeout()
+        self.sock.settimeout(IDLE_TIMEOUT_SECS)
+        try:
+            if not self._unread:
+                self._fill()
+        finally:
+            if self.sock.fileno() >= 0:
+                self.sock.settimeout(timeout_secs)
 
     def at_end(self) -> bool:
         """Whether the peer ended (or reset) the connection with nothing unread; waits for the one or the other."""
