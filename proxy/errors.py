@@ -15,11 +15,12 @@ class OperatorError(Exception):
 
     The command line prints the message without a traceback and exits with ``exit_code``. ``key`` is the place in the
     configuration that is at fault, such as ``("listeners", 0, "certificates", 1)``; empty where the message tells it,
-    or where there is none.
+    or where there is none. ``others`` are faults that were found with it, each with its own key.
     """
 
     exit_code = EXIT_RUNTIME
     key: tuple[str | int, ...] = ()
+    others: tuple[OperatorError, ...] = ()
 
 
 class ConfigError(OperatorError):

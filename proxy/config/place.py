@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from proxy.config.locate import Loc, key_lines, line_of
 from proxy.config.refusal import printable
@@ -16,8 +16,8 @@ def faults_at(*key: str | int) -> Iterator[None]:
     try:
         yield
     except OperatorError as error:
-        if not error.key:
-            error.key = key
+        for one in (error, *error.others):
+            one.key = one.key or key
         raise
 
 
@@ -27,8 +27,31 @@ def faults_under(*key: str | int) -> Iterator[None]:
     try:
         yield
     except OperatorError as error:
-        error.key = (*key, *error.key)
+        for one in (error, *error.others):
+            one.key = (*key, *one.key)
         raise
+
+
+@contextlib.contextmanager
+def collected(faults: list[OperatorError]) -> Iterator[None]:
+    """Faults that are raised inside are put into ``faults``, so that what comes after it is judged too."""
+    try:
+        yield
+    except OperatorError as error:
+        faults += [error, *error.others]
+        error.others = ()
+
+
+def raise_together(faults: Sequence[OperatorError]) -> None:
+    """Raise the first of ``faults``, the further ones as its ``others``; nothing where there is none."""
+    if faults:
+        faults[0].others = tuple(faults[1:])
+        raise faults[0]
+
+
+def told(error: OperatorError, path: str) -> list[str]:
+    """The text of ``error``, and of each that was found with it, with its place in the file ``path``."""
+    return [place_of(one, path) + str(one) for one in (error, *error.others)]
 
 
 def place_of(error: OperatorError, path: str) -> str:
@@ -49,8 +72,8 @@ def faults_in(path: str) -> Iterator[None]:
     try:
         yield
     except OperatorError as error:
-        error.args = (place_of(error, path) + str(error),)
-        error.key = ()
+        error.args = ("\n".join(told(error, path)),)
+        error.key, error.others = (), ()
         raise
 
 

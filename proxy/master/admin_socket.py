@@ -7,7 +7,8 @@ import socket
 import stat
 import struct
 
-from proxy.errors import StartError
+from proxy.config.place import faults_at
+from proxy.errors import ConfigError, StartError
 
 BACKLOG = 16
 _OWNER_ONLY = 0o177  # umask: a socket file of mode 0600 from its first moment
@@ -17,7 +18,8 @@ _CONNECT_TIMEOUT_SECS = 1.0
 def bind_admin_socket(path: str) -> socket.socket:
     """A listening, non-blocking Unix socket at ``path``, its folder made where missing.
 
-    Raises StartError when another process answers there, something else is there, or it cannot be made.
+    Raises ConfigError when a file of another kind is there, StartError when another process answers there or it cannot
+    be made.
     """
     _clear_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -34,6 +36,17 @@ def bind_admin_socket(path: str) -> socket.socket:
     return sock
 
 
+def require_socket_or_nothing(path: str) -> None:
+    """Raise ConfigError, with its key, when what is at ``path`` is no socket. Creates and removes nothing."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISSOCK(mode):
+        with faults_at("admin", "socket"):
+            raise ConfigError(f"{path} cannot be the admin socket: another kind of file is there; choose another path")
+
+
 def identity(path: str) -> tuple[int, int] | None:
     """Device and inode of the file at ``path``, None without one: to remove at exit only what was made at start."""
     try:
@@ -46,13 +59,12 @@ def identity(path: str) -> tuple[int, int] | None:
 def _clear_stale(path: str) -> None:
     try:
         os.makedirs(os.path.dirname(path) or ".", mode=0o755, exist_ok=True)
-        mode = os.lstat(path).st_mode
+        os.lstat(path)
     except FileNotFoundError:
         return
     except OSError as error:
         raise StartError(f"cannot make the admin socket {path}: {error.strerror}") from error
-    if not stat.S_ISSOCK(mode):
-        raise StartError(f"cannot make the admin socket {path}: something else than a socket is there, remove it")
+    require_socket_or_nothing(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(_CONNECT_TIMEOUT_SECS)
         try:

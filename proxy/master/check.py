@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from proxy.budget import Budget, Limits, to_dict, to_text
 from proxy.config.checks import nobody_is_served
 from proxy.config.load import load_settings
-from proxy.config.place import place_of
+from proxy.config.place import told
 from proxy.errors import OperatorError
+from proxy.master.admin_socket import require_socket_or_nothing
 from proxy.master.logfiles import require_logs
 from proxy.master.memory import MemoryBudget, memory_budget
 from proxy.master.plan import load_tls, make_plan, require_budget, require_state_dir
@@ -61,7 +62,7 @@ def check(path: str, limits: Limits) -> Report:
         try:
             part()
         except OperatorError as error:
-            errors.append(place_of(error, path) + str(error))
+            errors.extend(told(error, path))
 
     def tls() -> None:
         loaded = load_tls(plan, store=False).listeners
@@ -79,5 +80,6 @@ def check(path: str, limits: Limits) -> Report:
     judge(lambda: require_budget(plan.budget))
     judge(user)
     judge(lambda: require_state_dir(settings, plan.listen))
+    judge(lambda: require_socket_or_nothing(settings.admin.socket))
     judge(tls)
     return Report(path, tuple(errors), tuple(warnings), plan.budget, memory)

@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from proxy.budget import LOGS, Budget, Inputs, Limits, Verdict, arithmetic, calculate
 from proxy.config.effective import effective_client_cap, effective_max_handshakes
-from proxy.config.place import faults_at, faults_under
+from proxy.config.place import collected, faults_at, faults_under, raise_together
 from proxy.config.schema import AUTO, Settings, UpstreamTls
-from proxy.errors import ConfigError
+from proxy.errors import ConfigError, OperatorError
 from proxy.master.listeners import ListenPlan, plan_listeners
 from proxy.master.processors import available_processors
 from proxy.tls.contexts import ListenerTls, UpstreamTrust, load_certificates, make_base_contexts, upstream_trust
+
+_KERNEL_FOLDERS: Final = ("/proc", "/sys")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +89,49 @@ def require_budget(budget: Budget) -> None:
 
 def require_state_dir(settings: Settings, listen: ListenPlan) -> None:
     """Raise ConfigError when a self-signed certificate is needed and could not be kept. Creates nothing."""
+    if all(one.listener.certificates for one in listen.https):
+        return
     folder = settings.state_dir
     while not os.path.exists(folder) and os.path.dirname(folder) != folder:
         folder = os.path.dirname(folder)
-    usable = os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
-    if not usable and not all(one.listener.certificates for one in listen.https):
-        raise ConfigError(
-            f"state_dir = {settings.state_dir!r} cannot be written by uid {os.geteuid()}, and a listener without"
-            " certificates keeps its self-signed one there: give it certificates, or set another state_dir"
-        )
+    usable = os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK) and not _is_the_kernels(folder)
+    if not usable:
+        with faults_at("state_dir"):
+            raise ConfigError(
+                f"state_dir = {settings.state_dir!r} cannot be written by uid {os.geteuid()}, and a listener without"
+                " certificates keeps its self-signed one there: give it certificates, or set another state_dir"
+            )
+
+
+def _is_the_kernels(folder: str) -> bool:
+    """Whether ``folder`` is on procfs or sysfs: nothing can be kept there, though root is told that it may write."""
+    device = os.stat(folder).st_dev
+    return any(os.path.isdir(one) and os.stat(one).st_dev == device for one in _KERNEL_FOLDERS)
 
 
 def load_tls(plan: Plan, *, store: bool) -> TlsMaterial:
     """Load every certificate and trust store; with ``store`` false nothing is written.
 
-    Raises ConfigError for what is missing, unreadable or does not match, StartError for an unusable state folder.
+    Raises ConfigError for what is missing, unreadable or does not match, StartError for an unusable state folder; for
+    several faults the first one, with the ``others``.
     """
     settings = plan.settings
     hosts = tuple(host for site in settings.sites for host in site.hosts)
     make_base_contexts()
     loaded = []
+    upstream = {}
+    faults: list[OperatorError] = []
     for number, one in enumerate(plan.listen.https):
-        with faults_under("listeners", number):
+        with collected(faults), faults_under("listeners", number):
             certificates = load_certificates(
                 one.listener, label=str(one.address), site_hosts=hosts, state_dir=settings.state_dir, store=store
             )
             loaded.append(ListenerTls(certificates))
-    return TlsMaterial(tuple(loaded), {options: upstream_trust(options) for options in _upstream_tls(settings)})
+    for options in _upstream_tls(settings):
+        with collected(faults):
+            upstream[options] = upstream_trust(options)
+    raise_together(faults)
+    return TlsMaterial(tuple(loaded), upstream)
 
 
 def _upstream_tls(settings: Settings) -> set[UpstreamTls]:

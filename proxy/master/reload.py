@@ -21,7 +21,7 @@ from proxy.config.checks import nobody_is_served
 from proxy.config.diff import Changes, diff, keep_what_is_not_live
 from proxy.config.effective import effective_https_port
 from proxy.config.load import ConfigFile
-from proxy.config.place import place_of
+from proxy.config.place import told
 from proxy.config.schema import Settings
 from proxy.errors import OperatorError
 from proxy.master.logfiles import make_logs, require_logs
@@ -264,7 +264,7 @@ def _told(error: Exception, path: str = "") -> list[str]:
     if isinstance(error, _RefusedError):
         return [str(line) for line in error.args]
     if isinstance(error, OperatorError):
-        return (place_of(error, path) + str(error)).splitlines()
+        return "\n".join(told(error, path)).splitlines()
     return f"{type(error).__name__}: {error}".splitlines() or [type(error).__name__]
 
 

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from proxy.errors import ConfigError
+from proxy.config.place import collected, raise_together
+from proxy.errors import ConfigError, OperatorError
 
 # Larger than any real chain, small enough that a wrong path (a device, a log) does no harm.
 MAX_PEM_BYTES: Final = 1 << 20
@@ -97,10 +98,13 @@ def load_certificate(chain_path: str, key_path: str, *, label: str, now: dt.date
     """
     chain_where = f"{label}: certificate chain {chain_path!r}"
     key_where = f"{label}: key {key_path!r}"
-    chain_pem, _ = _read(chain_path, chain_where)
-    chain = _parse_chain(chain_pem, chain_where)
-    key_pem, key_mode = _read(key_path, key_where)
-    key = parse_key(key_pem, key_where)
+    faults: list[OperatorError] = []
+    with collected(faults):
+        chain = _parse_chain(_read(chain_path, chain_where)[0], chain_where)
+    with collected(faults):
+        key_pem, key_mode = _read(key_path, key_where)
+        key = parse_key(key_pem, key_where)
+    raise_together(faults)
     _check_leaf(chain, key, chain_where, key_path)
     warnings = [*_validity_warnings(chain[0], chain_where, now), *_link_warnings(chain, chain_where)]
     if key_mode & stat.S_IRWXO:

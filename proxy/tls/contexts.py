@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from proxy.config.place import faults_at
+from proxy.config.place import collected, faults_at, raise_together
 from proxy.config.schema import Listener, UpstreamTls
-from proxy.errors import ConfigError
+from proxy.errors import ConfigError, OperatorError
 from proxy.tls.certificates import CertificateInfo, CertificateNames, LoadedCertificate, load_certificate
 from proxy.tls.selfsigned import self_signed_certificate
 
@@ -163,9 +163,11 @@ def load_certificates(
     now = dt.datetime.now(dt.UTC)
     if listener.certificates:
         loaded = []
+        faults: list[OperatorError] = []
         for number, certificate in enumerate(listener.certificates):
-            with faults_at("certificates", number):
+            with collected(faults), faults_at("certificates", number):
                 loaded.append(load_certificate(certificate.chain, certificate.key, label=label, now=now))
+        raise_together(faults)
     else:
         loaded = [self_signed_certificate(state_dir, site_hosts, label=label, now=now, store=store)]
     warnings = [warning for certificate in loaded for warning in certificate.warnings]

@@ -170,6 +170,40 @@ def test_check_names_every_fault_at_once(config: Callable[..., str], tmp_path: P
     refused(cli("run", "--validate", "--config", path, nofile=1024), 2, "LimitNOFILE", "nowhere", "no-chain.pem")
 
 
+def test_check_names_every_certificate_that_cannot_be_served(config: Callable[..., str], tmp_path: Path) -> None:
+    pairs = [{"chain": str(tmp_path / f"{name}.pem"), "key": str(tmp_path / f"{name}.key")} for name in ("a", "b", "c")]
+    path = config(
+        listeners=[
+            {"address": "127.0.0.1:8443", "certificates": pairs[:2]},
+            {"address": "127.0.0.1:8444", "certificates": pairs[2:]},
+        ]
+    )
+    for command in ("check", "run"):
+        result = cli(command, "--config", path, nofile=4096)
+        refused(result, 2, *(file for pair in pairs for file in pair.values()))
+        for key in ("listeners[0].certificates[0]", "listeners[0].certificates[1]", "listeners[1].certificates[0]"):
+            assert result.stderr.count(f"{path}:2: {key}: ") == 2, result.stderr  # the chain and the key
+
+
+def test_a_file_in_place_of_the_admin_socket_is_refused_and_kept(config: Callable[..., str], tmp_path: Path) -> None:
+    precious = tmp_path / "notes.txt"
+    precious.write_text("precious")
+    path = config(admin={"socket": str(precious)}, listeners=[{"address": "127.0.0.1:18443"}])
+    for command in ("check", "run"):
+        result = cli(command, "--config", path, nofile=4096)
+        refused(result, 2, f"{path}:5: admin.socket: ", "another kind of file is there; choose another path")
+        assert "remove" not in result.stderr
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize("folder", ["/proc/nix", "/dev/null/state"])
+def test_check_refuses_a_state_folder_that_cannot_be_made(config: Callable[..., str], folder: str) -> None:
+    path = config(state_dir=folder)
+    refused(
+        cli("check", "--config", path, "--nofile", "4096"), 2, f"{path}:1: state_dir = '{folder}' cannot be written"
+    )
+
+
 def test_check_binds_no_port_and_writes_nothing(config: Callable[..., str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         path = config(listeners=[{"address": f"127.0.0.1:{taken.getsockname()[1]}"}])

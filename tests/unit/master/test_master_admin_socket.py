@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import StartError
+from proxy.errors import ConfigError, StartError
 from proxy.master.admin_socket import bind_admin_socket, identity
 
 
@@ -62,8 +62,9 @@ def test_a_live_one_with_a_full_backlog_is_respected(path: str) -> None:
 def test_another_file_is_never_removed(path: str) -> None:
     Path(path).parent.mkdir()
     Path(path).write_text("precious")
-    with pytest.raises(StartError, match="something else than a socket"):
+    with pytest.raises(ConfigError, match="another kind of file is there; choose another path") as caught:
         bind_admin_socket(path)
+    assert caught.value.key == ("admin", "socket")
     assert Path(path).read_text() == "precious"
 
 
