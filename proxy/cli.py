@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TextIO
 from urllib.parse import urlencode
 
@@ -39,6 +39,7 @@ from proxy.master.tables import show_budget, show_level, show_why
 from proxy.master.upgrade import Handover, take_over
 from proxy.observe.blackbox import folder_of
 from proxy.observe.record import LEVELS
+from proxy.usage import require_command_first
 from proxy.worker.main import run_worker
 
 PROGRAM = "reverse-proxy"
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # It finds the memory of the title beside the environment's first variable: before one of those is taken out.
     setproctitle.getproctitle()
     try:
-        options = _parser().parse_args(arguments)
+        options = _options(sys.argv[1:] if arguments is None else arguments)
         status: int = options.command(options)
         sys.stdout.flush()
     except OperatorError as error:
@@ -91,7 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser, commands = _parser()
+    require_command_first(PROGRAM, commands, arguments)
+    return parser.parse_args(arguments)
+
+
+def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """The parser, and the names of the commands."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description="A TLS-terminating reverse proxy.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -211,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     _ask_where(why)
     why.add_argument("--json", action="store_true", help="for programs")
     why.set_defaults(command=_why)
-    return parser
+    return parser, commands.choices
 
 
 def _ask_where(command: argparse.ArgumentParser) -> None:
@@ -276,7 +284,9 @@ def _load_for_daemon(path: str) -> Settings:
 
 def _check(options: argparse.Namespace) -> int:
     report = check(options.config, options.nofile or process_limits())
-    print(json.dumps(report.to_dict(), indent=2) if options.json else report.to_text())
+    text = json.dumps(report.to_dict(), indent=2) if options.json else report.to_text()
+    if text:
+        print(text)
     for error in report.errors:
         _complain(error)
     return EXIT_USAGE if report.errors else EXIT_OK
@@ -292,7 +302,8 @@ def _serve(options: argparse.Namespace) -> int:
         environ=os.environ,
     )
     quickstart.make_private_folder(settings.state_dir)
-    return Supervisor(settings, run_worker, inherited=take_inherited(os.environ)).run()
+    with quickstart.faults_of_options("serve", quickstart.SERVE_OPTIONS):
+        return Supervisor(settings, run_worker, inherited=take_inherited(os.environ)).run()
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -319,13 +330,14 @@ def _demo(options: argparse.Namespace) -> int:
             run_demo_upstream(upstream)
             return EXIT_OK
 
-        return Supervisor(
-            settings,
-            run_worker,
-            helpers=[Helper("demo upstream", serve_upstream, upstream)],
-            on_ready=lambda: print(text, flush=True),
-            live=(lambda permits: LiveLine(sys.stdout, permits)) if sys.stdout.isatty() else None,
-        ).run()
+        with quickstart.faults_of_options("demo", quickstart.DEMO_OPTIONS):
+            return Supervisor(
+                settings,
+                run_worker,
+                helpers=[Helper("demo upstream", serve_upstream, upstream)],
+                on_ready=lambda: print(text, flush=True),
+                live=(lambda permits: LiveLine(sys.stdout, permits)) if sys.stdout.isatty() else None,
+            ).run()
 
 
 def _shown_program() -> str:
@@ -391,7 +403,9 @@ def _require_its_file(sockets: list[str], path: str) -> None:
 
 
 def _confirm(options: argparse.Namespace) -> int:
-    return _tell_reload(ask(_admin_sockets(options), "/confirm", {}), options)
+    document = ask(_admin_sockets(options), "/confirm", {})
+    # Nothing waits: neither the command line nor a configuration is at fault.
+    return EXIT_RUNTIME if _tell_reload(document, options) else EXIT_OK
 
 
 def _upgrade(options: argparse.Namespace) -> int:

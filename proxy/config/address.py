@@ -54,13 +54,9 @@ def parse_address(text: str) -> Address:
         if not colon:
             host, port_text = text, ""
     if not colon:
-        if _PORT.fullmatch(host):
-            hint = f'the address is missing: write "0.0.0.0:{host}" or "[::]:{host}"'
-        else:
-            hint = "the port is missing"
-        raise RefusedError(shown(text), _WANTED, hint)
+        raise RefusedError(shown(text), _WANTED, _colon_hint(host))
     if not host or host == "*":
-        port_text = port_text if _PORT.fullmatch(port_text) else "443"
+        port_text = port_text if is_port(port_text) else "443"
         raise RefusedError(
             shown(text),
             _WANTED,
@@ -74,12 +70,28 @@ def parse_address(text: str) -> Address:
     return Address(str(address), port, family)
 
 
+def is_port(text: str) -> bool:
+    """Whether ``text`` is a number from 1 to 65535."""
+    return _PORT.fullmatch(text) is not None and 0 < int(text) <= _MAX_PORT
+
+
 def parse_port(text: str, whole: str, wanted: str) -> int:
     """Read a port, 1 to 65535. Raises ``RefusedError`` that shows ``whole`` and ``wanted``."""
-    if not _PORT.fullmatch(text) or not 0 < int(text) <= _MAX_PORT:
+    if not is_port(text):
         hint = f"the port {shown(text)} is not a number from 1 to 65535" if text else "the port is missing"
         raise RefusedError(shown(whole), wanted, hint)
     return int(text)
+
+
+def _colon_hint(text: str) -> str:
+    """What to do about a text without a colon and a port."""
+    if is_port(text):
+        return f'the address is missing: write "0.0.0.0:{text}" or "[::]:{text}"'
+    if text.isdigit():
+        return f"the address is missing, and the port {shown(text)} is not a number from 1 to 65535"
+    if text[:1].isdigit() and not re.fullmatch(r"[0-9.]+", text):
+        return f"{shown(text)} is neither an address nor a port"
+    return "the port is missing"
 
 
 def _parse_ip(host: str, text: str, *, bracketed: bool) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

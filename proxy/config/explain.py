@@ -27,6 +27,8 @@ class Option:
 
     name: str
     typed: str
+    hint: str = ""
+    """What to do about the value if it is refused; empty for what would be said of a configuration file."""
 
 
 def problems(error: ValidationError) -> Iterator[Problem]:
@@ -76,7 +78,7 @@ def rendered_option(problem: Problem, source: str, options: Mapping[Loc, Option]
         return rendered(problem, source, {}, None)
     other = None if problem.other is None else options.get(problem.other)
     if other is None:
-        parts = (f"found {shown(option.typed)}", f"wanted {problem.wanted}", problem.hint)
+        parts = (f"found {shown(option.typed)}", f"wanted {problem.wanted}", option.hint or problem.hint)
     else:
         parts = (f"found {problem.found}", f"wanted {problem.wanted}", f"see {other.name} {other.typed}")
     return f"{printable(source)}: {option.name}: " + "; ".join(part for part in parts if part)
@@ -108,6 +110,8 @@ def _hint(loc: Loc, node: Mapping[str, Any], value: object) -> str:
     kind = node.get("type")
     if kind == "array" and isinstance(value, Mapping):
         return f"write [[{'.'.join(str(part) for part in loc if isinstance(part, str))}]] with two brackets"
+    if kind == "array" and loc == ("listeners",):
+        return f"write [[listeners]] with two brackets, below it address = {shown(value)}"
     if kind == "array" and isinstance(value, str):
         return f"write [{shown(value)}] with brackets"
     if kind == "object" and isinstance(value, tuple):

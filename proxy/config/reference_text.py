@@ -25,8 +25,9 @@ meant to be kept until there is a reason.
 ```toml
 {EXAMPLE}```
 
-`reverse-proxy check --config FILE` judges a file without touching a port: it prints every error at once, or the
-arithmetic of the descriptor budget ([operations](operations.md#file-descriptor-budget)), and exits with 0 or 2.
+`reverse-proxy check --config FILE` judges a file without touching a port: it prints every error of the file at once;
+of a file without any, every error of what it asks of the host (certificates, logs, folders, descriptors), and the
+arithmetic of the descriptor budget ([operations](operations.md#file-descriptor-budget)). It exits with 0 or 2.
 
 ```text
 config.toml:1: unknown key `max_conections`: did you mean `max_connections`?
@@ -126,6 +127,13 @@ belongs to the connection. Of a request, Forwarded, Via, X-Forwarded-For, -Host,
 X-Request-Id are the proxy's own and cannot be edited; other X-Forwarded-* fields can be set.
 """
 
+LISTENERS: Final = """\
+### `[[listeners]]`
+
+Without any, the proxy listens on `0.0.0.0:443` and `[::]:443` (the latter is skipped with a warning where IPv6 is
+absent), with a self-signed certificate.
+"""
+
 UPSTREAM_TLS: Final = """\
 ### `[sites.upstream_tls]`
 
@@ -205,7 +213,7 @@ TOP_LEVEL_GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 """Headings and the top-level keys under them; tables have sections of their own."""
 
 SECTIONS: Final[tuple[tuple[str, str | None], ...]] = (
-    ("listeners", None),
+    ("listeners", LISTENERS),
     ("listeners.certificates", None),
     ("sites", None),
     ("sites.routes", None),

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
 
+from proxy.config.address import is_port
 from proxy.config.checks import Loc
 from proxy.config.explain import Option
 from proxy.config.load import load_mapping
 from proxy.config.schema import Settings
-from proxy.errors import StartError
+from proxy.errors import ConfigError, OperatorError, StartError
 from proxy.master.listeners import ipv6_available
 
 ANY_IPV4 = "0.0.0.0"  # noqa: S104  the operator asked for every address
 SYSTEM_RUNTIME_DIR = "/run/reverse-proxy"
 SYSTEM_SOCKET = f"{SYSTEM_RUNTIME_DIR}/admin.sock"
 _NAME = "reverse-proxy"
+SERVE_OPTIONS: Final = {"listeners": "--listen", "redirect": "--redirect", "health": "--health"}
+DEMO_OPTIONS: Final = {"listeners": "--port", "redirect": "--redirect-port", "health": "--health-port"}
+"""By the table of a configuration that it stands for."""
 
 
 def state_dir(environ: Mapping[str, str]) -> str:
@@ -83,10 +89,34 @@ def serve_settings(
         **{("listeners", index, "address"): option for index, (_, option) in enumerate(addresses)},
         **{("redirect", "addresses", index): option for index, (_, option) in enumerate(plain)},
         ("health", "address"): Option("--health", health or ""),
-        **{("sites", 0, "hosts", index): Option("--host", text) for index, text in enumerate(hosts)},
-        **{("sites", 0, "upstreams", index): Option("--to", text) for index, text in enumerate(to)},
+        **{("sites", 0, "hosts", index): Option("--host", text, _host_hint(text)) for index, text in enumerate(hosts)},
+        **{
+            ("sites", 0, "upstreams", index): Option("--to", text, _upstream_hint(text))
+            for index, text in enumerate(to)
+        },
     }
-    return load_mapping(data, source=f"{_NAME} serve", options=options)
+    return load_mapping(data, source="serve", options=options)
+
+
+@contextlib.contextmanager
+def faults_of_options(command: str, options: Mapping[str, str]) -> Iterator[None]:
+    """Faults with a place in the configuration get the option of ``command`` that it came from before their message."""
+    try:
+        yield
+    except OperatorError as error:
+        option = options.get(str(error.key[0])) if error.key else None
+        if option is not None:
+            error.args = (f"{command}: {option}: {error}",)
+        raise
+
+
+def _host_hint(text: str) -> str:
+    name = urlsplit(text).hostname if "://" in text else text.partition("/")[0]
+    return f"write the name alone: {name}" if name and "/" in text else ""
+
+
+def _upstream_hint(text: str) -> str:
+    return f"write 127.0.0.1:{text}" if is_port(text) else ""
 
 
 def _typed(name: str, texts: Sequence[str]) -> list[tuple[str, Option]]:
@@ -102,6 +132,11 @@ def demo_settings(
     def loopback(port: int) -> list[str]:
         return [f"127.0.0.1:{port}", *([f"[::1]:{port}"] if ipv6_available() else [])]
 
+    named: dict[int, str] = {}
+    for option, number in zip(DEMO_OPTIONS.values(), (port, redirect_port, health_port), strict=True):
+        other = named.setdefault(number, option)
+        if other is not option:
+            raise ConfigError(f"demo: {other} and {option} are both {number}: give each a port of its own")
     data: dict[str, Any] = {
         "state_dir": state_dir(environ),
         "listeners": [{"address": address} for address in loopback(port)],
@@ -111,7 +146,7 @@ def demo_settings(
         "access_log": {"path": os.path.join(state_dir(environ), "demo-access.log")},
         "sites": [{"hosts": ["*"], "upstreams": [f"http://127.0.0.1:{upstream_port}"]}],
     }
-    return load_mapping(data, source=f"{_NAME} demo")
+    return load_mapping(data, source="demo")
 
 
 def _upstream_url(text: str) -> str:

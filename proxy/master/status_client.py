@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import http.client
 import json
+import os
 import socket
+import stat
 from collections.abc import Sequence
 from typing import Any, TextIO
 from urllib.parse import urlencode
@@ -46,7 +48,7 @@ def _find(paths: Sequence[str]) -> tuple[str, dict[str, Any]]:
         try:
             answers[path] = _get(path, STATUS)
         except (OSError, http.client.HTTPException) as error:
-            failures.append(f"{path} ({getattr(error, 'strerror', None) or type(error).__name__})")
+            failures.append(f"{path} ({_reason(path, error)})")
     if len(answers) > 1:
         raise ConfigError("several instances answer: choose one with --socket " + " or --socket ".join(answers))
     for path, body in answers.items():
@@ -58,6 +60,16 @@ def _find(paths: Sequence[str]) -> tuple[str, dict[str, Any]]:
             raise StartError(f"what answers on {path} is not a reverse-proxy")
         return path, document
     raise StartError("no instance answers; looked at " + ", ".join(failures))
+
+
+def _reason(path: str, error: Exception) -> str:
+    try:
+        kind = os.stat(path).st_mode
+    except OSError:
+        kind = stat.S_IFSOCK
+    if not stat.S_ISSOCK(kind):
+        return "it is no socket but another kind of file"
+    return getattr(error, "strerror", None) or type(error).__name__
 
 
 def ask(paths: Sequence[str], path: str, query: dict[str, str]) -> dict[str, Any]:

@@ -69,7 +69,17 @@ def test_version() -> None:
     ("arguments", "said"),
     [
         ((), "COMMAND"),
-        (("dance",), "dance"),
+        (("dance",), "unknown command 'dance': reverse-proxy COMMAND [OPTIONS], with one of run, check, "),
+        (("chekc",), "unknown command 'chekc': did you mean check?"),
+        (("--config", "a.toml"), "found --config where the command belongs"),
+        (
+            ("--config", "my proxy.toml", "check", "--json"),
+            "options stand after the command: reverse-proxy check --config 'my proxy.toml' --json\n",
+        ),
+        (("--config", "check", "run"), "options stand after the command: reverse-proxy run --config check\n"),
+        (("check", "proxy.toml"), "did you mean --config proxy.toml? reverse-proxy check --config proxy.toml\n"),
+        (("why", "proxy.toml"), "did you mean --config proxy.toml?"),
+        (("serve", "127.0.0.1:1"), "did you mean --to 127.0.0.1:1?"),
         (("run",), "--config"),
         (("serve",), "--to"),
         (("check", "--config", "x", "--nofile", "many"), "'many' is not a number of descriptors"),
@@ -194,6 +204,12 @@ def test_a_file_in_place_of_the_admin_socket_is_refused_and_kept(config: Callabl
         refused(result, 2, f"{path}:5: admin.socket: ", "another kind of file is there; choose another path")
         assert "remove" not in result.stderr
     assert precious.read_text() == "precious"
+
+
+def test_a_failed_check_prints_no_empty_line(config: Callable[..., str]) -> None:
+    result = cli("check", "--config", config(listeners="0.0.0.0:443"))
+    assert result.stdout == ""
+    refused(result, 2, 'write [[listeners]] with two brackets, below it address = "0.0.0.0:443"')
 
 
 @pytest.mark.parametrize("folder", ["/proc/nix", "/dev/null/state"])
@@ -349,8 +365,10 @@ def test_status_for_programs_and_for_people(appliance: StartAppliance) -> None:
 
 
 def test_status_without_an_instance_says_where_it_looked(tmp_path: Path) -> None:
-    path = str(tmp_path / "admin.sock")
-    refused(cli("status", "--socket", path), 1, "no instance answers", path)
+    path = tmp_path / "admin.sock"
+    refused(cli("status", "--socket", str(path)), 1, "no instance answers", str(path))
+    path.write_text("a file")
+    refused(cli("status", "--socket", str(path)), 1, f"{path} (it is no socket but another kind of file)")
 
 
 def test_the_health_listener(appliance: StartAppliance) -> None:
@@ -528,6 +546,18 @@ def test_the_demo_prints_what_to_try_and_no_live_line_without_a_terminal(
         assert b"permits held" not in rest
     finally:
         end(process)
+
+
+def test_the_demo_names_the_option_of_a_port_that_is_taken(environ: dict[str, str], ports: FreePorts) -> None:
+    for option in ("--port", "--redirect-port", "--health-port"):
+        command, _ = demo_command(ports)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            command[command.index(option) + 1] = str(port)
+            result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+        refused(
+            result, 1, f"reverse-proxy: demo: {option}: cannot listen on 127.0.0.1:{port}: port {port} is in use by "
+        )
 
 
 def test_on_a_terminal_the_demo_draws_a_live_line_and_ctrl_c_ends_it(environ: dict[str, str], ports: FreePorts) -> None:

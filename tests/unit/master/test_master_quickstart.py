@@ -84,6 +84,9 @@ def test_serve_listens_on_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"listen": [":99999"]}, ['--listen: found ":99999"; wanted an IP address and a port']),
         ({"listen": [":"]}, ['--listen: found ":"; wanted']),
+        ({"listen": ["8443x"]}, ['--listen: found "8443x"; wanted an IP address and a port']),
+        ({"to": ["3000"]}, ['--to: found "3000"; wanted a DNS name or an IPv4 address; write 127.0.0.1:3000']),
+        ({"hosts": ["https://a.test/x"]}, ['--host: found "https://a.test/x"; wanted']),
         ({"to": ["::::"]}, ['--to: found "::::"; wanted']),
         ({"hosts": ["a b"]}, ['--host: found "a b"; wanted']),
         ({"hosts": ["a.test", "a.test"]}, ['--host: found "a.test"; wanted each host once']),
@@ -103,7 +106,20 @@ def test_a_wrong_argument_is_told_with_its_option_as_typed(changed: dict[str, ob
     lines = str(caught.value).splitlines()
     assert len(lines) == len(said), lines
     for part in said:
-        assert any(line.startswith(f"reverse-proxy serve: {part}") for line in lines), lines
+        assert any(line.startswith(f"serve: {part}") for line in lines), lines
+
+
+def test_an_option_that_is_a_url_is_not_told_of_routes() -> None:
+    with pytest.raises(ConfigError) as caught:
+        serve(hosts=["https://git.example.org/x"])
+    assert str(caught.value).endswith("write the name alone: git.example.org")
+    assert "sites" not in str(caught.value)
+
+
+def test_a_port_twice_in_the_demo_is_one_message_that_names_the_options() -> None:
+    with pytest.raises(ConfigError) as caught:
+        demo_settings(port=8443, redirect_port=8443, health_port=1900, upstream_port=2000, environ={})
+    assert str(caught.value) == "demo: --port and --redirect-port are both 8443: give each a port of its own"
 
 
 def test_the_demo_stays_on_loopback() -> None:
