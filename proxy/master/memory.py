@@ -17,6 +17,7 @@ from proxy.observe import counters
 from proxy.protocol.http2 import DEFAULT_LIMITS
 from proxy.protocol.http2.outbox import HIGH_WATER_BYTES as STREAM_HIGH_WATER_BYTES
 from proxy.protocol.http2.outbox import LOW_WATER_BYTES, TOTAL_HIGH_WATER_BYTES
+from proxy.protocol.http2.server import MEMO_BYTES
 from proxy.session.client import PIPELINE_BYTES
 from proxy.stream.stream import HIGH_WATER_BYTES, READ_BYTES, TLS_READS_A_WAKEUP, TLS_RECORD_BYTES
 
@@ -125,7 +126,9 @@ def client_bytes(settings: Settings) -> int:
     http1 = _plain_bytes(settings)
     # The last piece that is given to a stream goes over its mark, and the outbox over its own by what each may keep.
     waiting = TOTAL_HIGH_WATER_BYTES + streams * LOW_WATER_BYTES + READ_BYTES
-    http2 = HIGH_WATER_BYTES + TLS_RECORD_BYTES + waiting + DEFAULT_LIMITS.max_control_bytes + _input_bytes()
+    http2 = (
+        HIGH_WATER_BYTES + TLS_RECORD_BYTES + waiting + DEFAULT_LIMITS.max_control_bytes + _input_bytes() + MEMO_BYTES
+    )
     return TLS_BYTES + OBJECTS_BYTES + max(http1, http2)
 
 

@@ -235,7 +235,7 @@ HTTP2_REASONS: Final = (
     *("settings-window", "window-increment", "window-overflow", "window-exceeded", "goaway-id", "priority-update"),
     *("header-list-size", "header-block-size", "continuation-flood", "settings-flood", "ping-flood", "reset-flood"),
     *("empty-frame-flood", "priority-flood", "window-update-flood", "unknown-frame-flood", "late-frame-flood"),
-    *("unread-answers", OTHER),
+    *("small-frame-flood", "unread-answers", OTHER),
 )
 """One cell each, in this order, from HTTP2_REASON_BASE on: HTTP2_CONNECTION_ERRORS by reason."""
 HTTP2_REASON_BASE: Final = 192

@@ -34,6 +34,7 @@ UPSTREAM_LIMITS = DEFAULT_LIMITS._replace(
     resets=Rate(2_000, 500),
     pings=Rate(2_000, 500),
     empty_frames=Rate(2_000, 500),
+    small_frames=Rate(100_000, 50_000),
 )
 """Of connections to upstreams: many clients share one, so that what each may do adds up."""
 

@@ -204,6 +204,12 @@ def resets_after_reset() -> Iterator[bytes]:
         yield rst_stream(1)
 
 
+def small_data() -> Iterator[bytes]:
+    yield headers(1, POST, end_stream=False)
+    while True:
+        yield data(1, b"x")
+
+
 ATTACKS: dict[Callable[[], Iterator[bytes]], set[str]] = {
     rapid_reset: {"reset-flood"},
     made_you_reset_by_window: {"reset-flood"},
@@ -218,6 +224,7 @@ ATTACKS: dict[Callable[[], Iterator[bytes]], set[str]] = {
     settings_flood: {"settings-flood"},
     empty_settings: {"settings-flood"},
     empty_data: {"empty-frame-flood"},
+    small_data: {"small-frame-flood"},
     priorities: {"priority-flood"},
     priority_updates: {"priority-flood"},
     window_updates: {"window-update-flood"},

@@ -41,6 +41,8 @@ _ENDED: Final = -1  # in place of the window: nothing more can be under way
 
 _LAST_CALL: Final = b"last-id?"  # the PING whose answer says that the first GOAWAY has been read
 _SETTINGS_A_TOKEN: Final = 16
+SMALL_BYTES: Final = 32
+"""Less in a DATA frame that ends nothing costs more to take than to send: it is counted."""
 
 
 class Bucket:
@@ -70,6 +72,7 @@ class Connection:
         "_block_fault",
         "_block_frames",
         "_block_stream",
+        "_bodies",
         "_buckets",
         "_decoder",
         "_events",
@@ -78,6 +81,7 @@ class Connection:
         "_held",
         "_last_call",
         "_limits",
+        "_more",
         "_need",
         "_now",
         "_outbox",
@@ -104,6 +108,10 @@ class Connection:
         self._resets: dict[int, int] = {}
         self._resets_before: dict[int, int] = {}
         self._events: list[Event] = []
+        # What one ``feed`` brings of a body is one event, however many frames it came in: where the stream's is in
+        # ``_events``, and by that what follows it.
+        self._bodies: dict[int, int] = {}
+        self._more: dict[int, list[bytes]] = {}
         self._buckets: dict[str, Bucket] = {}
         self._now = 0.0
         self._held = bytearray()
@@ -214,6 +222,14 @@ class Connection:
             code = CONNECTION_REASONS[fault.reason]
             self._end(code, fault.reason.encode())
             events.append(ConnectionFailed(code, fault.reason))
+        if self._bodies:
+            self._bodies.clear()
+            if self._more:
+                for place, pieces in self._more.items():
+                    first = events[place]
+                    assert type(first) is Body
+                    events[place] = Body(first.stream_id, b"".join((first.data, *pieces)))
+                self._more.clear()
         return events
 
     def _take_preface(self, data: bytes) -> int:
@@ -284,8 +300,11 @@ class Connection:
             self._receive_window += self._receive_used
             self._receive_used = 0
         ended = flags & frames.END_STREAM
-        if not data and not ended:
-            self._spend("empty-frame-flood", self._limits.empty_frames)
+        if not ended and len(data) < SMALL_BYTES:
+            if data:
+                self._spend("small-frame-flood", self._limits.small_frames)
+            else:
+                self._spend("empty-frame-flood", self._limits.empty_frames)
         stream = self._streams.get(stream_id)
         if stream is None:
             self._on_late_frame(stream_id, length, bool(ended))
@@ -313,7 +332,12 @@ class Connection:
                 raise StreamFault("length-mismatch")
         stream.receive_held += size
         if size:
-            self._events.append(Body(stream.id, data))
+            place = self._bodies.get(stream.id)
+            if place is None:
+                self._bodies[stream.id] = len(self._events)
+                self._events.append(Body(stream.id, data))
+            else:
+                self._more.setdefault(place, []).append(data)
         if length > size:
             self._open_window(stream)
 

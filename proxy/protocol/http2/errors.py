@@ -58,6 +58,7 @@ CONNECTION_REASONS: Final[dict[str, int]] = {
     "ping-flood": ENHANCE_YOUR_CALM,
     "reset-flood": ENHANCE_YOUR_CALM,
     "empty-frame-flood": ENHANCE_YOUR_CALM,
+    "small-frame-flood": ENHANCE_YOUR_CALM,
     "priority-flood": ENHANCE_YOUR_CALM,
     "window-update-flood": ENHANCE_YOUR_CALM,
     "unknown-frame-flood": ENHANCE_YOUR_CALM,

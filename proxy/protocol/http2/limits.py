@@ -50,6 +50,8 @@ class Limits(NamedTuple):
     """RST_STREAM of the peer, and streams that its faults made us reset or refuse ("rapid reset", "made you reset")."""
     empty_frames: Rate = Rate(100, 10)
     """DATA, HEADERS and CONTINUATION frames that carry nothing and end nothing."""
+    small_frames: Rate = Rate(4_096, 1_000)
+    """DATA frames of less than 32 bytes that end nothing; no more than a thousand tiny messages a second, for long."""
     priorities: Rate = Rate(512, 100)
     """PRIORITY and PRIORITY_UPDATE."""
     window_updates: Rate = Rate(512, 100)

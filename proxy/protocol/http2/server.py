@@ -16,8 +16,12 @@ from proxy.protocol.http2.priority import Priority, parse_priority
 from proxy.protocol.http2.request import ParsedRequest, Refused, RequestHeads
 from proxy.protocol.http2.stream import Stream
 
-_MEMO_ENTRIES: Final = 32
+_MEMO_ENTRIES: Final = 16
 _MEMO_BLOCK_BYTES: Final = 512
+_MEMO_DECODED_BYTES: Final = 2_048
+"""A short block may stand for a long head, by references to the dynamic table; what is kept of it must not be long."""
+MEMO_BYTES: Final = 2 * _MEMO_ENTRIES * (_MEMO_BLOCK_BYTES + 4 * _MEMO_DECODED_BYTES)
+"""What both memos of a connection hold at most: a block, and its head as it is decoded, passed on and logged."""
 _MAX_GAPS: Final = 32
 
 
@@ -114,7 +118,11 @@ class ServerConnection(Connection):
             except Refused as refused:
                 self._refuse(stream_id, ended, refused)
                 return
-            if self._decoder.changes == self._changes and len(block) <= _MEMO_BLOCK_BYTES:
+            if (
+                self._decoder.changes == self._changes
+                and len(block) <= _MEMO_BLOCK_BYTES
+                and sum([len(name) + len(value) for name, value in headers]) <= _MEMO_DECODED_BYTES
+            ):
                 if len(memo) >= _MEMO_ENTRIES:
                     memo.clear()
                 memo[block] = parsed
