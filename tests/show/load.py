@@ -144,7 +144,7 @@ class Clients:
             self.counts["failed"] += 1
             if len(self.failures) < MAX_FAILURES_KEPT:
                 at = time.monotonic() - self.started_at
-                self.failures.append(Failure(kind_of(error), at, port, self.phase, doing))
+                self.failures.append(Failure(kind_of(error), at, port, self.phase, f"{doing}: {error}"))
 
     def take_failures(self, since: int, ports: set[int]) -> int:
         """Forgive the failures from number ``since`` on that hit connections from ``ports``; how many these were."""
