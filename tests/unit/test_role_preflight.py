@@ -18,6 +18,7 @@ SITE = '[[sites]]\nhosts = ["example.org"]\nupstreams = ["http://127.0.0.1:3000"
 
 GOOD: dict[str, Any] = {
     "configuration": SITE,
+    "certificates": [],
     "nofile": 8192,
     "port_owners": ["reverse-proxy.service"],
     "engine": "",
@@ -92,6 +93,47 @@ def test_auto_is_counted_with_the_hosts_processors() -> None:
     assert judged(auto, processors=4) == []
     (refusal,) = judged(auto, processors=8)
     assert "max_connections = 4 is below workers = 8" in refusal
+
+
+def certificate_faults(certificates: list[dict[str, str]], folder: Path) -> list[str]:
+    """What the role itself asks with, evaluated by Ansible."""
+    role = FILES.parent
+    given = folder / "given.json"
+    given.write_text(json.dumps({"proxy_certificates": certificates, "preflight_engine": "", "role_path": str(role)}))
+    play = folder / "play.yml"
+    told = folder / "told.json"
+    content = "{{ preflight_certificate_faults | to_json }}"
+    task = {"ansible.builtin.copy": {"content": content, "dest": str(told), "mode": "0600"}}
+    play.write_text(json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": [task]}]))
+    program = str(Path(sys.executable).with_name("ansible-playbook"))
+    extra = [f"--extra-vars=@{role / 'vars' / 'main.yml'}", f"--extra-vars=@{given}"]
+    done = subprocess.run([program, *extra, str(play)], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    faults: list[str] = json.loads(told.read_text())
+    return faults
+
+
+def test_what_is_missing_on_the_controller_is_told_with_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "there.pem").write_text("PEM")
+    faults = certificate_faults(
+        [
+            {"dest": "tls/there.pem", "src": "files/there.pem"},
+            {"dest": "tls/text.pem", "content": "PEM"},
+            {"dest": "tls/fullchain.pem", "src": "files/fullchain.pem"},
+            {"dest": "tls/privkey.pem", "content": "{{ vault_proxy_key }}"},
+        ],
+        tmp_path,
+    )
+    assert [fault.split()[0] for fault in faults] == ["tls/fullchain.pem", "tls/privkey.pem"]
+    assert "files/fullchain.pem" in faults[0]
+    assert "undefined variable" in faults[1]
+    refusals = judged({"certificates": faults}, systemd="241")
+    assert [refusal.split(",")[0].split(" has ")[0] for refusal in refusals] == [
+        "the certificate or key tls/fullchain.pem",
+        "the certificate or key tls/privkey.pem",
+        "systemd 241",
+    ]
 
 
 def test_every_reason_is_told_at_once() -> None:

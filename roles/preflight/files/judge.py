@@ -2,8 +2,9 @@
 
 Usage: judge.py BUDGET < question.json, where BUDGET is the path of the proxy's own budget.py.
 The question has `facts` (facts.py), `configuration` (the text of the TOML file), `nofile`, `port_owners`, `required`,
-`engine` and `wheelhouses`. The answer has `refusals` (a sentence each: found, needed, what to do), `budget` (that of
-budget.py) and `report` (lines for people). Exits with 0 if it could judge, whatever the verdict.
+`engine`, `wheelhouses` and `certificates` (what is wrong with their files on the controller). The answer has `refusals`
+(a sentence each: found, needed, what to do), `budget` (that of budget.py) and `report` (lines for people). Exits with 0
+if it could judge, whatever the verdict.
 """
 
 from __future__ import annotations
@@ -185,13 +186,20 @@ def limits(question: Question, budget: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
+def certificates(question: Question) -> Iterator[str]:
+    """What is missing on the controller."""
+    for fault in question["certificates"]:
+        yield f"the certificate or key {fault}"
+
+
 def judge(program: str, question: Question) -> dict[str, Any]:
     try:
         settings = tomllib.loads(question["configuration"])
         budget = ask_budget(program, question)
     except ValueError as error:
         # What needs no configuration is judged all the same.
-        return {"refusals": [f"the configuration: {error}", *software(question)], "budget": None, "report": []}
+        refusals = [f"the configuration: {error}", *certificates(question), *software(question)]
+        return {"refusals": refusals, "budget": None, "report": []}
     refusals = []
     if not settings.get("sites"):
         refusals.append(
@@ -199,6 +207,7 @@ def judge(program: str, question: Question) -> dict[str, Any]:
             " {sites: [{hosts: [git.example.org], upstreams: ['http://127.0.0.1:3000']}]}"
         )
     refusals += [
+        *certificates(question),
         *limits(question, budget),
         *resources(question, budget),
         *ports_taken(question, settings),
