@@ -59,6 +59,10 @@ from proxy.stream.stream import HIGH_WATER_BYTES, Stream
 GO_AWAY_SECS: Final = 1.0
 """Between the two steps at most; a client that answers the PING behind the first one makes it a round trip."""
 
+LINGER_LOOK_SECS: Final = 0.5
+"""A lingering connection is looked at so often. What was just sent is acknowledged between two looks, and counts as
+taken then: looks that are LINGER_SECS apart would make the end last twice as long."""
+
 NOT_SUPPORTED = Refusal(501, "protocol")
 """RFC 8441 section 4: an extended CONNECT for a protocol that the route does not switch to."""
 
@@ -67,11 +71,13 @@ class Http2Session(SecuredSession):
     """Takes the stream over from the session that the handshake was made with; ``begin`` follows."""
 
     __slots__ = (
+        "_due",
         "_exchanges",
         "_going",
         "_head_begins_at",
         "_in_wakeup",
         "_looked_at",
+        "_quiet_since",
         "_taken",
         "_taken_at",
         "_taken_before",
@@ -99,6 +105,8 @@ class Http2Session(SecuredSession):
         self._touched: list[int] = []
         self._in_wakeup = False
         self._going = False
+        self._due = inf  # what the read deadline is, unless a frame has begun
+        self._quiet_since = 0.0  # no stream has been open since; 0.0: one has begun
         self._head_begins_at = 0
         self._looked_at = 0.0  # first, see _goes_on_taking; 0.0: not yet
         self._taken_before = 0  # by then
@@ -122,7 +130,9 @@ class Http2Session(SecuredSession):
         self._context.cells[HTTP2_CONNECTIONS] += 1
         self._stream.handler = self
         self._phase = Phase.HEAD
-        self._stream.expect(monotonic() + self._context.settings.header_timeout_secs)
+        self._quiet_since = monotonic()
+        self._due = self._quiet_since + self._context.settings.header_timeout_secs
+        self._stream.expect(self._due)
         self._flush()
 
     # -- the stream's ------------------------------------------------------------------------------------------------
@@ -160,22 +170,23 @@ class Http2Session(SecuredSession):
         context = self._context
         if self._phase is Phase.LINGER:
             if self._stream.buffered or self._goes_on_taking(LINGER_SECS):
-                self._stream.expect(monotonic() + LINGER_SECS)
+                self._stream.expect(monotonic() + LINGER_LOOK_SECS)
             else:
                 self._stream.close()
         elif self._going:
             self.codec.shut_down()  # the second step, since the first was not answered
             self._going = False
+            self._due = inf
             self._flush()
-        elif self.codec.mid_head or not self._served:
+        elif not self._served or (self.codec.mid_head and monotonic() < self._due):
             context.cells[TIMEOUTS_HEADER] += 1
             self.note(HEADER_TIMEOUT)
             self.codec.fail(NO_ERROR)
             self._say_goodbye()
-        elif self._phase is Phase.IDLE:
-            if self._is_being_taken():
-                self._stream.expect(monotonic() + self._idle_secs)
-                return
+        elif self._is_being_taken():
+            self._rest()
+            self._settle()
+        else:
             context.cells[TIMEOUTS_IDLE] += 1
             self.go_away()
 
@@ -210,22 +221,27 @@ class Http2Session(SecuredSession):
             self._settle()
 
     def _settle(self) -> None:
-        """What the connection waits for now."""
+        """What the connection waits for now. It is idle from the end of its last stream, whatever frames come after."""
         codec, stream = self.codec, self._stream
+        open_streams = codec.open_streams
+        if open_streams:
+            if not self._going:
+                self._due = inf
+        elif not self._quiet_since:
+            self._rest()
         if codec.mid_head:
             self._await_head()
             return
         self._head_since = 0.0
-        if codec.open_streams:
-            if self._phase is not Phase.EXCHANGE:
-                self._phase = Phase.EXCHANGE
-                self._looked_at = 0.0
-                if not self._going:
-                    stream.read_deadline = inf
-        elif self._served and self._phase is not Phase.IDLE:
-            self._phase = Phase.IDLE
-            if not self._going:
-                stream.expect(monotonic() + self._idle_secs)
+        self._phase = Phase.EXCHANGE if open_streams else Phase.IDLE if self._served else Phase.HEAD
+        if stream.read_deadline != self._due:
+            stream.expect(self._due)
+
+    def _rest(self) -> None:
+        """Idleness begins."""
+        self._quiet_since = monotonic()
+        if not self._going:
+            self._due = self._quiet_since + self._idle_secs
 
     def _await_head(self) -> None:
         settings, now = self._context.settings, monotonic()
@@ -234,11 +250,14 @@ class Http2Session(SecuredSession):
             self._head_begins_at = self._stream.bytes_read
         self._phase = Phase.HEAD
         total = self._head_since + settings.header_total_timeout_secs
+        # A frame that has begun puts off nothing; but a first request that began in time has that of any other head.
+        asks_first = not self._served and not self._going and self._head_since < self._due
+        bound = self._quiet_since + settings.header_total_timeout_secs if asks_first else self._due
         if self.codec.started:
             # Nothing else may come inside a head (RFC 9113 section 6.10).
             size = self._stream.bytes_read - self._head_begins_at
             least = self._context.least_rate_until(self._head_since, size)
-            self._stream.expect(min(now + settings.header_timeout_secs, total, least))
+            self._stream.expect(min(now + settings.header_timeout_secs, total, least, bound))
         self._stream.keep_watching()
 
     # -- told by what waits for the client's window ------------------------------------------------------------------
@@ -274,10 +293,14 @@ class Http2Session(SecuredSession):
 
     # -- events of the codec -----------------------------------------------------------------------------------------
 
+    def _stream_began(self) -> None:
+        self._served = True
+        self._quiet_since = self._looked_at = 0.0
+        self._context.cells[HTTP2_STREAMS] += 1
+
     def _on_request(self, event: Request) -> None:
         stream_id, head = event.stream_id, event.head
-        self._served = True
-        self._context.cells[HTTP2_STREAMS] += 1
+        self._stream_began()
         verdict = self.judge(head)
         if type(verdict) is Prepared:
             if not head.protocol:
@@ -305,8 +328,7 @@ class Http2Session(SecuredSession):
 
     def _on_request_refused(self, event: RequestRefused) -> None:
         context = self._context
-        self._served = True
-        context.cells[HTTP2_STREAMS] += 1
+        self._stream_began()
         context.cells[BAD_REQUESTS] += 1
         request_id = context.new_request_id()
         fields, body = own_fields(context, event.status, request_id=request_id)
@@ -402,7 +424,8 @@ class Http2Session(SecuredSession):
             return
         self._going = True
         self.codec.shut_down()
-        self._stream.expect(monotonic() + GO_AWAY_SECS)
+        self._due = monotonic() + GO_AWAY_SECS
+        self._stream.expect(self._due)
         self._flush()
 
     def drain(self) -> None:
@@ -411,10 +434,20 @@ class Http2Session(SecuredSession):
     def standing(self) -> tuple[Standing, float]:
         if self.codec.open_streams:
             return Standing.BUSY, 0.0
-        standing = super().standing()
-        if standing[0] is not Standing.BUSY and self._served and self._is_being_taken():
+        standing, _ = super().standing()
+        if standing is Standing.BUSY or (self._served and self._is_being_taken()):
             return Standing.BUSY, 0.0
-        return standing
+        if self._phase is Phase.LINGER:
+            return Standing.HEAD, self._taken_at
+        if not self._served:
+            return Standing.HEAD, self._quiet_since
+        if not self._quiet_since:
+            return Standing.BUSY, 0.0  # what ended the last stream is still to be sent
+        # A frame that has just begun is no reason to stay: until it has lasted, the connection is as idle as before.
+        since = self._head_since
+        if since and monotonic() - since >= self._context.settings.eviction_grace_secs:
+            return Standing.HEAD, since
+        return Standing.IDLE, self._quiet_since
 
     def evict(self, reason: str) -> None:
         self.note(reason)
@@ -430,7 +463,8 @@ class Http2Session(SecuredSession):
         """See ``ClientSession``; here LINGER_SECS from when the client last took what the kernel holds for it."""
         super().linger(clean)
         self._looked_at = 0.0
-        self._goes_on_taking(LINGER_SECS)
+        if self._goes_on_taking(LINGER_SECS):
+            self._stream.expect(monotonic() + LINGER_LOOK_SECS)
 
     def _is_being_taken(self) -> bool:
         """Whether the kernel holds something of an answer, which the client is taking."""

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from proxy.session.client import LINGER_SECS
 from tests.conftest import StartAppliance
 from tests.harness import Appliance, RawUpstream, Wire, answering, connect_tls, wait_until
 from tests.harness.appliance import cli
-from tests.harness.http2 import GOAWAY, PREFACE, block, frame, settings, split_frames
+from tests.harness.http2 import GOAWAY, PING, PREFACE, block, frame, settings, split_frames
 from tests.harness.http2_wire import Http2Wire, connect_http2
 
 INITIAL_WINDOW_SIZE = 4
@@ -182,6 +183,58 @@ def test_a_connection_without_streams_is_idle_and_pings_keep_it_not(
     client.read_to_end()
     assert [one.code for one in client.goaways] == [NO_ERROR, NO_ERROR], "in two steps"
     assert totals(front, "timeouts_idle") == 1
+
+
+SPLIT_PING = frame(PING, payload=b"12345678")
+
+
+def ping_in_two_parts(client: Http2Wire, for_secs: float) -> float:
+    """Send PINGs cut in two until a GOAWAY comes, at most for so long. Returns after how many seconds that was."""
+    begun = time.monotonic()
+    client.sock.settimeout(0.1)
+    while not (client.goaways or client.ended) and time.monotonic() - begun < for_secs:
+        with contextlib.suppress(OSError):
+            client.send(SPLIT_PING[:5])
+            threading.Event().wait(0.1)
+            client.send(SPLIT_PING[5:])
+            client.read()
+    return time.monotonic() - begun
+
+
+def test_idleness_is_not_put_off_by_pings_in_two_parts(
+    appliance: StartAppliance, connect: Connect, upstream: StartUpstream
+) -> None:
+    front = appliance(TIMEOUTS | {"connection_idle_timeout_secs": 1, "header_timeout_secs": 5}, upstream=upstream().url)
+    client = connect(front)
+    assert client.get().status == 200
+    assert ping_in_two_parts(client, 10) < 10
+    client.read_to_end()
+    assert [one.code for one in client.goaways] == [NO_ERROR, NO_ERROR], "in two steps"
+    assert (totals(front, "timeouts_idle"), totals(front, "timeouts_header")) == (1, 0)
+
+
+def test_idleness_begins_anew_with_each_request(
+    appliance: StartAppliance, connect: Connect, upstream: StartUpstream
+) -> None:
+    """Also with one that the proxy answers itself, at once."""
+    config = {"connection_idle_timeout_secs": 3, "sites": [{"hosts": ["a.example.org"], "upstreams": [upstream().url]}]}
+    front = appliance(TIMEOUTS | config)
+    client = connect(front, server_name="a.example.org")
+    for _ in range(8):
+        assert client.get(host="c.example.org").status == 421
+        threading.Event().wait(0.5)
+    assert not client.goaways
+
+
+def test_a_client_that_asks_nothing_but_pings_in_two_parts_is_closed(
+    appliance: StartAppliance, connect: Connect
+) -> None:
+    front = appliance(TIMEOUTS | {"header_timeout_secs": 1, "header_total_timeout_secs": 60})
+    client = connect(front)
+    assert ping_in_two_parts(client, 10) < 10
+    client.read_to_end()
+    assert [one.code for one in client.goaways] == [NO_ERROR]
+    assert totals(front, "timeouts_header") == 1
 
 
 def test_a_body_that_stops_is_answered_408_and_only_its_stream_ends(
@@ -422,6 +475,21 @@ def test_a_client_that_answers_no_ping_is_told_the_end_all_the_same(
     assert front.process.wait(20) == 0
 
 
+def test_a_client_that_reads_the_end_and_stays_does_not_hold_the_drain(
+    appliance: StartAppliance, connect: Connect, upstream: StartUpstream
+) -> None:
+    """What the proxy sent last is acknowledged after it was sent: that is no reason to linger twice."""
+    front = appliance(upstream=upstream().url)
+    client = connect(front)
+    assert client.get().status == 200
+    assert front.process is not None
+    front.process.send_signal(signal.SIGTERM)
+    client.read_to_end()
+    ended_at = time.monotonic()
+    assert front.process.wait(30) == 0
+    assert time.monotonic() - ended_at < 1.8 * LINGER_SECS
+
+
 def test_a_reload_sends_clients_to_the_new_configuration(
     appliance: StartAppliance, connect: Connect, upstream: StartUpstream
 ) -> None:
@@ -480,6 +548,29 @@ def test_an_idle_connection_gives_way_and_one_with_a_stream_does_not(
     assert third.get().status == 200
     assert busy.finish(stream).status == 200
     assert totals(front, "evicted_idle") == 1
+
+
+@pytest.mark.parametrize("parts", [1, 2], ids=["begun", "ended"])
+def test_the_longest_idle_gives_way_though_it_pings_in_two_parts(
+    appliance: StartAppliance, connect: Connect, upstream: StartUpstream, parts: int
+) -> None:
+    front = appliance({"max_connections": 5, "eviction_grace_secs": 60}, upstream=upstream().url)
+    older, younger = [connect(front) for _ in range(2)], [connect(front) for _ in range(2)]
+    witness = connect(front)
+    for client in older + younger:
+        assert client.get().status == 200
+    for part in (SPLIT_PING[:5], SPLIT_PING[5:])[:parts]:
+        for client in older:
+            client.send(part)
+        assert witness.get().status == 200  # the worker has read the part too by then
+    late = [connect(front) for _ in range(2)]
+    for client in late:
+        assert client.get().status == 200
+    for client in older:
+        client.read_to_end()
+    for client in younger:
+        assert client.get().status == 200
+    assert totals(front, "evicted_idle") == 2
 
 
 def test_memory_a_connection_is_bounded(appliance: StartAppliance, connect: Connect, upstream: StartUpstream) -> None:
