@@ -37,9 +37,7 @@ class Gate:
             place = prepared.route.door
         else:
             site = self._routes.site(head.host)
-            if site is None:
-                return None
-            place = site.door
+            place = self._routes.door if site is None else site.door
         client = forwarded.client(head)
         if (place.access is not None and place.access.denies(client)) or (
             forwarded.trusted and self._access is not None and self._access.denies(client)

@@ -135,7 +135,9 @@ class RouteTable:
         """All routes of all sites; ``routes[n].id == n``."""
         self.has_any: Final = self._any is not None
         """A site has the host ``*``."""
-        doors = [*(site.door for site in sites), *(route.door for route in routes)]
+        self.door: Final = Door(None, _common_rates(settings))
+        """Of requests to no site."""
+        doors = [self.door, *(site.door for site in sites), *(route.door for route in routes)]
         self.has_doors: Final = any(door.access is not None or door.rates for door in doors)
         """Some site or route does not let everybody in at any rate."""
 
@@ -178,10 +180,13 @@ def _site_entry(site: Site, settings: Settings, routes: list[RouteEntry]) -> Sit
     return SiteEntry(name, site.hosts, entries, door)
 
 
+def _common_rates(settings: Settings) -> tuple[Rate, ...]:
+    return make_rates(settings.rate_limits, "", (settings.client_prefix_ipv4, settings.client_prefix_ipv6))
+
+
 def _site_door(site: Site, settings: Settings) -> Door:
     prefixes = (settings.client_prefix_ipv4, settings.client_prefix_ipv6)
-    rates = make_rates(settings.rate_limits, "", prefixes)
-    rates += make_rates(site.rate_limits or (), f"site {site.hosts[0]} ", prefixes)
+    rates = _common_rates(settings) + make_rates(site.rate_limits or (), f"site {site.hosts[0]} ", prefixes)
     return Door(Access(site.deny, site.allow) if site.deny else None, rates)
 
 
@@ -190,8 +195,9 @@ def _route_door(path: str, site_name: str, options: RouteOptions, settings: Sett
     if isinstance(options, Site) or options.rate_limits is None:
         return door
     prefixes = (settings.client_prefix_ipv4, settings.client_prefix_ipv6)
-    rates = make_rates(settings.rate_limits, "", prefixes)
-    return Door(door.access, rates + make_rates(options.rate_limits, f"route {site_name} {path} ", prefixes))
+    return Door(
+        door.access, _common_rates(settings) + make_rates(options.rate_limits, f"route {site_name} {path} ", prefixes)
+    )
 
 
 def _route_entry(

@@ -63,14 +63,14 @@ class SecuredSession(ClientSession):
         prepared = head.memo
         if prepared is None:
             prepared = head.memo = prepare(context, head)
-        if head.host != self._covered and head.method not in REFUSED_METHODS and not self._covers(head.host):
-            context.cells[MISDIRECTED] += 1
-            return MISDIRECTED_REQUEST
         gate = context.gate
         if gate is not None:
             refused = gate.refuses(self.forwarded, head, prepared)
             if refused is not None:
                 return refused
+        if head.host != self._covered and head.method not in REFUSED_METHODS and not self._covers(head.host):
+            context.cells[MISDIRECTED] += 1
+            return MISDIRECTED_REQUEST
         if type(prepared) is Refusal and prepared.status in REFUSAL_COUNTERS:
             context.cells[REFUSAL_COUNTERS[prepared.status]] += 1
         return prepared  # type: ignore[return-value]  # the memo is what prepare has made

@@ -177,3 +177,13 @@ def test_a_reload_keeps_the_buckets_and_takes_over_the_rates(
     assert [get(one).status for _ in range(4)] == [200, 200, 200, 429]
     reload(one, rate_limits=[{"requests": 1, "per_secs": 3600, "burst": 5}])
     assert [get(one).status for _ in range(3)] == [200, 200, 429]
+
+
+def test_requests_to_no_site_count_too(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
+    """A rate of the top level is over all that a client asks, 421 (Misdirected Request) included."""
+    limit = {"requests": 1, "per_secs": 3600, "burst": 3}
+    one = start(appliance, upstream, site={"hosts": ["localhost"]}, rate_limits=[limit])
+    with one.connect() as client:
+        stranger = b"GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n"
+        assert [client.request(stranger).status for _ in range(4)] == [421, 421, 421, 429]
+        assert client.request(GET % (b"/", b"")).status == 429
