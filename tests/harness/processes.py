@@ -10,7 +10,7 @@ from pathlib import Path
 POLL_SECS = 0.02
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_secs: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_secs: float = 30.0) -> None:
     """Returns once ``condition()`` is true; fails naming ``what`` after ``timeout_secs``."""
     deadline = time.monotonic() + timeout_secs
     while not condition():
