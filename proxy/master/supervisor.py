@@ -40,6 +40,7 @@ from proxy.observe import counters
 from proxy.observe.descriptors import publish_descriptors
 
 READY_TIMEOUT_SECS = 30.0
+LOG_START_SECS = 3.0
 READY_POLL_SECS = 0.02
 TICK_SECS = 1.0
 UPGRADE_LOOK_SECS = 0.1
@@ -169,10 +170,17 @@ class Supervisor:
                 self._report_stopping(number)
                 return False
             for child, end in self._crew.reap():
+                self._await_log(pages[CONTROL])
                 raise StartError(f"{child.name} ended while starting ({end}): see the event log")
         report_ready(self._reporter, self._crew.running.plan, self._bound)
         self._reporter.flush()
         return True
+
+    def _await_log(self, control: memoryview) -> None:
+        """What a worker has said at its end is written by the control process, which may still be starting."""
+        deadline = time.monotonic() + LOG_START_SECS
+        while not control[counters.READY] and time.monotonic() < deadline:
+            time.sleep(READY_POLL_SECS)
 
     # Supervision.
 
