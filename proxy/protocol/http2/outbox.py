@@ -185,14 +185,6 @@ class Outbox:
         return b"".join(parts)
 
     def _schedule(self, parts: list[bytes | memoryview], budget: int) -> None:
-        first = self._ready[0].priority
-        if not first.incremental and all(stream.priority is first for stream in self._ready):
-            # What nearly all clients ask for: one after another.
-            for stream in sorted(self._ready, key=_by_id):
-                budget -= self._emit(stream, parts, budget)
-                if budget <= 0:
-                    return
-            return
         urgencies: dict[int, list[Stream]] = {}
         for stream in self._ready:
             urgencies.setdefault(stream.priority.urgency, []).append(stream)
