@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
 import resource
 import socket
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import StartAppliance
 from tests.harness import Appliance, alive, connect_tcp, connect_tls, wait_until
+from tests.harness.arrivals import arrivals
 from tests.harness.processes import cpu_secs
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -32,32 +30,6 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (ERROR|WARNING|INFO|D
 def lowest_free_descriptor(pid: int) -> int:
     taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
     return next(number for number in range(len(taken) + 1) if number not in taken)
-
-
-@contextlib.contextmanager
-def clients(port: int, pause_secs: float = 0.02) -> Iterator[None]:
-    """Connections all the time; whether they are served is not theirs to judge."""
-    stop = threading.Event()
-
-    def connect() -> None:
-        held: list[socket.socket] = []
-        while not stop.wait(pause_secs):
-            with contextlib.suppress(OSError):
-                held.append(socket.create_connection(("127.0.0.1", port), 1))
-            while len(held) > 100:
-                held.pop(0).close()
-        for sock in held:
-            sock.close()
-
-    threads = [threading.Thread(target=connect) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 def lines_of(one: Appliance, signature: str) -> list[str]:
@@ -80,7 +52,7 @@ def test_out_of_descriptors_two_workers_are_quiet_cheap_and_back_at_once(applian
     start = time.monotonic()
     for pid in workers:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free_descriptor(pid), limits[pid][1]))
-    with clients(one.port):
+    with arrivals(one.port, 0.02, 2):
         while time.monotonic() < start + STORM_SECS:
             asked = time.monotonic()
             assert one.health() == (200, b"ok\n")
@@ -193,7 +165,7 @@ def test_faults_of_every_class_under_load(
         (forged, "valueerror"),
     ]
     before_cpu = cpu_secs(worker)
-    with clients(one.port, pause_secs=0.005):
+    with arrivals(one.port, 0.005, 2):
         for what, _ in faults:
             before = errors()
             set_fault(what)

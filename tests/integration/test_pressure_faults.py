@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
-import socket
 import ssl
 import threading
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from tests.conftest import StartAppliance
 from tests.harness import Appliance, RawUpstream, Wire, alive, connect_tls, wait_until
+from tests.harness.arrivals import arrivals
 from tests.harness.processes import cpu_secs
 from tests.harness.reloading import refused, reload
 from tests.unit.tls.pki import Authority
@@ -126,30 +126,6 @@ def pieces(wire: Wire) -> None:
             wire.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
 
-@contextlib.contextmanager
-def arrivals(port: int) -> Iterator[None]:
-    """Connections all the time, at most 100 held; whether they are served is not theirs to judge."""
-    stop = threading.Event()
-
-    def connect() -> None:
-        held: list[socket.socket] = []
-        while not stop.wait(0.005):
-            with contextlib.suppress(OSError):
-                held.append(socket.create_connection(("127.0.0.1", port), 1))
-            while len(held) > 100:
-                held.pop(0).close()
-        for sock in held:
-            sock.close()
-
-    thread = threading.Thread(target=connect)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "number",
@@ -173,7 +149,7 @@ def test_accept_fails_under_load(appliance: StartAppliance, upstream: StartUpstr
         kept.send(request(b"/long"))
         kept.read_until(b"00000001\n")
         before_errors, before_cpu = one.status()["totals"]["accept_errors"], cpu_secs(worker)
-        with plant.fault("accept", number, one.port), arrivals(one.port):
+        with plant.fault("accept", number, one.port), arrivals(one.port, 0.005):
             end = time.monotonic() + STORM_SECS
             while time.monotonic() < end:
                 asked = time.monotonic()
