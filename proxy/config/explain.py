@@ -19,6 +19,12 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 # pydantic marks the key of a mapping, as opposed to its value, by this last part.
 _KEY_MARK: Final = "[key]"
 _UNITS: Final = re.compile(r"([0-9]+)(?:\.0)? ?(ms|s|sec|secs|m|min|h|d|k|kb|kib|m|mb|mib|g|gb|gib)", re.IGNORECASE)
+# As other proxies have it: 10/s, 10r/s, 600 requests per minute.
+_RATE: Final = re.compile(
+    r"([1-9][0-9]{0,5}) ?(?:r|reqs?|requests?)? ?(?:/|per) ?(s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)",
+    re.IGNORECASE,
+)
+_RATE_SECS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ def _problem(details: ErrorDetails) -> Problem:
 
 def _hint(loc: Loc, node: Mapping[str, Any], value: object) -> str:
     kind = node.get("type")
+    if rate := _rate_hint(loc, value):
+        return rate
     if kind == "array" and isinstance(value, Mapping):
         return f"write [[{'.'.join(str(part) for part in loc if isinstance(part, str))}]] with two brackets"
     if kind == "array" and loc == ("listeners",):
@@ -125,6 +133,17 @@ def _hint(loc: Loc, node: Mapping[str, Any], value: object) -> str:
     if value == 0 and type(value) is int:
         return "leave the key out to have the default"
     return ""
+
+
+def _rate_hint(loc: Loc, value: object) -> str:
+    """What a rate in one string is in our keys; empty for anything else, and where no rate belongs."""
+    match = _RATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return ""
+    keys = f"requests = {match[1]}, per_secs = {_RATE_SECS[match[2][0].lower()]}"
+    if loc[-2:-1] == ("rate_limits",):
+        return f"write {{ {keys} }}"
+    return {"rate_limits": f"write [{{ {keys} }}]", "requests": f"write {keys}"}.get(str(loc[-1]), "")
 
 
 def _number_hint(kind: str, value: object) -> str:

@@ -122,6 +122,28 @@ def test_a_good_file() -> None:
         ("write_timeout_secs = inf" + SITE, "found inf; wanted a number of seconds greater than 0"),
         ("write_timeout_secs = true" + SITE, "found true; wanted a number of seconds greater than 0"),
         ('write_timeout_secs = "10s"' + SITE, "write a plain number: the unit is in the key's name"),
+        # Rates as others write them.
+        (
+            'rate_limits = [{ requests = "10/s" }]' + SITE,
+            (
+                'rate_limits[0].requests: found "10/s"; wanted an integer from 1 to 1000000; '
+                "write requests = 10, per_secs = 1"
+            ),
+        ),
+        (
+            SITE + 'rate_limits = [{ requests = "600r/m" }]',
+            (
+                'sites[0].rate_limits[0].requests: found "600r/m"; wanted an integer from 1 to 1000000; '
+                "write requests = 600, per_secs = 60"
+            ),
+        ),
+        ('rate_limits = [{ requests = "5 per hour" }]' + SITE, "write requests = 5, per_secs = 3600"),
+        ('rate_limits = [{ requests = "2 requests/day" }]' + SITE, "write requests = 2, per_secs = 86400"),
+        (
+            'rate_limits = "10/s"' + SITE,
+            "wanted an array of tables; write [{ requests = 10, per_secs = 1 }]",
+        ),
+        ('rate_limits = ["10/s"]' + SITE, "wanted a table; write { requests = 10, per_secs = 1 }"),
         ("write_timeout_secs = 12:00:00" + SITE, "found a date or time (12:00:00); wanted a number of seconds"),
         ('underscores_in_headers = "yes"' + SITE, "wanted true or false; write true or false without quotes"),
         ("underscores_in_headers = 1" + SITE, "underscores_in_headers: found 1; wanted true or false"),
