@@ -19,6 +19,7 @@ _BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 # pydantic marks the key of a mapping, as opposed to its value, by this last part.
 _KEY_MARK: Final = "[key]"
 _UNITS: Final = re.compile(r"([0-9]+)(?:\.0)? ?(ms|s|sec|secs|m|min|h|d|k|kb|kib|m|mb|mib|g|gb|gib)", re.IGNORECASE)
+_UNIT_IN_KEY: Final = re.compile(r"_(?:secs|bytes|percent)")
 # As other proxies have it: 10/s, 10r/s, 600 requests per minute.
 _RATE: Final = re.compile(
     r"([1-9][0-9]{0,5}) ?(?:r|reqs?|requests?)? ?(?:/|per) ?(s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)",
@@ -125,7 +126,7 @@ def _hint(loc: Loc, node: Mapping[str, Any], value: object) -> str:
     if kind == "object" and isinstance(value, tuple):
         return f"write [{'.'.join(str(part) for part in loc if isinstance(part, str))}] with single brackets"
     if kind in ("integer", "number"):
-        return _number_hint(kind, value)
+        return _number_hint(str(loc[-1]), kind, value)
     if kind == "boolean" and isinstance(value, str):
         return "write true or false without quotes"
     if kind == "string" and not isinstance(value, str | Mapping | tuple):
@@ -146,12 +147,12 @@ def _rate_hint(loc: Loc, value: object) -> str:
     return {"rate_limits": f"write [{{ {keys} }}]", "requests": f"write {keys}"}.get(str(loc[-1]), "")
 
 
-def _number_hint(kind: str, value: object) -> str:
+def _number_hint(key: str, kind: str, value: object) -> str:
     if isinstance(value, str):
         if re.fullmatch(r"[0-9]+(?:\.[0-9]+)?", value):
             return f"write {value} without quotes"
         if _UNITS.fullmatch(value):
-            return "write a plain number: the unit is in the key's name"
+            return "write a plain number" + (": the unit is in the key's name" if _UNIT_IN_KEY.search(key) else "")
     if isinstance(value, int | float) and value == 0 and not isinstance(value, bool):
         return "0 does not switch it off; leave the key out to have the default"
     if kind == "integer" and isinstance(value, float) and value.is_integer():

@@ -42,20 +42,23 @@ _MAX_INT64: Final = 2**63 - 1
 _MAX_RATE: Final = 1_000_000_000
 
 
-def _connections(value: object) -> object:
-    if value == AUTO or (type(value) is int and 1 <= value <= MAX_CONNECTIONS_LIMIT):
+def _count_or_auto(value: object, most: int) -> object:
+    if value == AUTO or (type(value) is int and 1 <= value <= most):
         return value
-    hint = "write the number without quotes" if isinstance(value, str) and value.isdigit() else ""
-    raise RefusedError(shown(value), f'an integer from 1 to {MAX_CONNECTIONS_LIMIT}, or "auto"', hint)
+    hint = ""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        hint = f"write {value} without quotes"
+    elif isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        hint = f"write {value:.0f}"
+    raise RefusedError(shown(value), f'an integer from 1 to {most}, or "auto"', hint)
+
+
+def _connections(value: object) -> object:
+    return _count_or_auto(value, MAX_CONNECTIONS_LIMIT)
 
 
 def _workers(value: object) -> object:
-    if value == AUTO or (type(value) is int and 1 <= value <= MAX_WORKERS):
-        return value
-    hint = f"write {value} without quotes" if isinstance(value, str) and value.isdigit() else ""
-    if isinstance(value, float) and value.is_integer():
-        hint = f"write {value:.0f}"
-    raise RefusedError(shown(value), f'an integer from 1 to {MAX_WORKERS}, or "auto"', hint)
+    return _count_or_auto(value, MAX_WORKERS)
 
 
 def _user_or_group(value: object) -> object:

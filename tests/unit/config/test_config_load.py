@@ -110,7 +110,8 @@ def test_a_good_file() -> None:
         ("workers = 257" + SITE, "workers: found 257; wanted an integer from 1 to 256"),
         (f"workers = {'9' * 4000}" + SITE, "workers: found an integer of too many digits; wanted an integer"),
         ('max_connections = "all"' + SITE, 'found "all"; wanted an integer from 1 to 1000000, or "auto"'),
-        ('max_connections = "10"' + SITE, 'or "auto"; write the number without quotes'),
+        ('max_connections = "10"' + SITE, 'or "auto"; write 10 without quotes'),
+        ("max_connections = 10.0" + SITE, 'or "auto"; write 10'),
         ("max_connections = true" + SITE, "max_connections: found true; wanted an integer from 1"),
         ("max_connections = 0" + SITE, "max_connections: found 0; wanted an integer from 1"),
         (
@@ -144,6 +145,7 @@ def test_a_good_file() -> None:
             "wanted an array of tables; write [{ requests = 10, per_secs = 1 }]",
         ),
         ('rate_limits = ["10/s"]' + SITE, "wanted a table; write { requests = 10, per_secs = 1 }"),
+        ('max_request_head_bytes = "64k"' + SITE, "write a plain number: the unit is in the key's name"),
         ("write_timeout_secs = 12:00:00" + SITE, "found a date or time (12:00:00); wanted a number of seconds"),
         ('underscores_in_headers = "yes"' + SITE, "wanted true or false; write true or false without quotes"),
         ("underscores_in_headers = 1" + SITE, "underscores_in_headers: found 1; wanted true or false"),
@@ -260,6 +262,14 @@ def test_error(text: str, message: str) -> None:
     lines = errors(text)
     assert any(message in line for line in lines), lines
     assert all(line.startswith("config.toml") and line.isprintable() for line in lines)
+
+
+def test_a_digit_of_another_script_is_not_advised() -> None:
+    assert only_error('workers = "²"' + SITE).endswith('wanted an integer from 1 to 256, or "auto"')
+
+
+def test_a_unit_is_said_to_be_in_the_name_only_of_a_key_that_has_one() -> None:
+    assert only_error('max_upstream_connections = "1k"' + SITE).endswith("; write a plain number")
 
 
 def test_all_errors_at_once_in_the_order_of_the_file() -> None:
