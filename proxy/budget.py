@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import resource
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
@@ -35,6 +36,13 @@ LIMIT_STEP = 1024
 """A suggested LimitNOFILE is rounded up to a multiple of this."""
 UNLIMITED_AS = 1_048_576
 """What ``"auto"`` takes an unlimited limit for: the default of the kernel's fs.nr_open."""
+MAX_WORKERS = 256
+MAX_CONNECTIONS = 1_000_000
+"""The largest counts that a configuration may name."""
+_SHOWN_CHARACTERS = 80
+_EXACT = 1e15
+"""Floats below it show each of their digits."""
+_WITH_UNIT = re.compile(r"[0-9]+(?:\.0)? ?(?:ms|s|sec|secs|m|min|h|d|k|kb|kib|m|mb|mib|g|gb|gib)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,31 +381,43 @@ def _finite(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
+class ConfigurationError(ValueError):
+    """Values that the budget cannot count with: ``faults`` has all of them, a line each as the daemon words it."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = tuple(faults)
+
+
 def inputs_of(settings: Mapping[str, Any], *, processors: int, ipv6: bool) -> Inputs:
     """What the budget of a configuration depends on, with the defaults of docs/configuration.md where a key is missing.
 
     ``settings`` is a parsed configuration file. ``processors`` is what ``workers = "auto"`` comes to on the host;
     ``ipv6`` whether the host has it, since the default IPv6 addresses are skipped where it has not.
-    Raises ValueError or TypeError with the key of a value that the budget cannot count with; the rest is not judged.
+    Raises ConfigurationError with every value that the budget cannot count with; the rest is not judged.
     """
-    redirect, health, admin = (_table(settings, name) for name in ("redirect", "health", "admin"))
+    top = _Table(settings, "", [])
     addresses = 2 if ipv6 else 1
-    workers = settings.get("workers", 1)
-    clients = settings.get("max_connections", 1024)
-    upstreams = settings.get("max_upstream_connections")
-    redirecting = _flag(redirect, "redirect", "enabled")
-    healthy = _flag(health, "health", "enabled")
+    workers = top.count_or_auto("workers", 1, MAX_WORKERS)
+    clients = top.count_or_auto("max_connections", 1024, MAX_CONNECTIONS)
+    upstreams = top.count("max_upstream_connections", 0) if "max_upstream_connections" in settings else None
+    listeners = top.listeners()
+    redirect, health, admin = (top.table(name) for name in ("redirect", "health", "admin"))
+    redirecting, redirect_cap = redirect.flag("enabled"), redirect.count("max_connections", 64)
+    redirect_addresses = redirect.addresses(addresses)
+    healthy, health_cap = health.flag("enabled"), health.count("max_connections", 32)
+    admin_cap = admin.count("max_connections", 8)
+    if top.faults:
+        raise ConfigurationError(top.faults)
     return Inputs(
-        workers=processors if workers == "auto" else _count("workers", workers),
-        max_connections="auto" if clients == "auto" else _count("max_connections", clients),
-        max_upstream_connections=None if upstreams is None else _count("max_upstream_connections", upstreams),
-        https_listeners=len(_array("listeners", settings.get("listeners", []))) or addresses,
-        redirect_listeners=len(_array("redirect.addresses", redirect.get("addresses", [None] * addresses)))
-        if redirecting
-        else 0,
-        redirect_cap=_count("redirect.max_connections", redirect.get("max_connections", 64)) if redirecting else 0,
-        health_cap=_count("health.max_connections", health.get("max_connections", 32)) if healthy else 0,
-        admin_cap=_count("admin.max_connections", admin.get("max_connections", 8)),
+        workers=processors if workers == "auto" else workers,
+        max_connections=clients,
+        max_upstream_connections=upstreams,
+        https_listeners=listeners or addresses,
+        redirect_listeners=redirect_addresses if redirecting else 0,
+        redirect_cap=redirect_cap if redirecting else 0,
+        health_cap=health_cap if healthy else 0,
+        admin_cap=admin_cap,
         control_listeners=2 if healthy else 1,
     )
 
@@ -406,13 +426,28 @@ def answer(question: Mapping[str, Any]) -> Mapping[str, object]:
     """Judge a configuration for another host, from what was found there.
 
     ``question``: ``configuration`` (the text of the TOML file), ``limits`` (as for :func:`parse_limits`),
-    ``processors`` and ``ipv6`` (as for :func:`inputs_of`). The answer is that of :func:`to_dict`, and ``text``, the
-    same for people, and ``arithmetic``. Raises ValueError, KeyError or TypeError for a question that is none.
+    ``processors`` and ``ipv6`` (as for :func:`inputs_of`), and where wanted ``file``, the configuration's name in what
+    is said of it. The answer is that of :func:`to_dict`, and ``text``, the same for people, and ``arithmetic``. A
+    configuration with values that cannot be counted with has ``faults`` alone, a line each; else they are empty.
+    Raises ValueError, KeyError or TypeError for a question that is none.
     """
     settings = tomllib.loads(question["configuration"])
-    inputs = inputs_of(settings, processors=_count("processors", question["processors"]), ipv6=bool(question["ipv6"]))
-    budget = calculate(inputs, parse_limits(str(question["limits"])))
-    return {**to_dict(budget), "workers": inputs.workers, "text": to_text(budget), "arithmetic": arithmetic(budget)}
+    processors, limits = question["processors"], parse_limits(str(question["limits"]))
+    if type(processors) is not int or processors < 1:
+        raise ValueError(f"processors: found {_shown(processors)}; wanted a positive whole number")
+    try:
+        inputs = inputs_of(settings, processors=processors, ipv6=bool(question["ipv6"]))
+    except ConfigurationError as error:
+        file = question.get("file", "configuration")
+        return {"faults": [f"{file}: {fault}" for fault in error.faults]}
+    budget = calculate(inputs, limits)
+    return {
+        "faults": [],
+        **to_dict(budget),
+        "workers": inputs.workers,
+        "text": to_text(budget),
+        "arithmetic": arithmetic(budget),
+    }
 
 
 def main(asked: TextIO, answered: TextIO, complaints: TextIO) -> int:
@@ -424,33 +459,110 @@ def main(asked: TextIO, answered: TextIO, complaints: TextIO) -> int:
         print(f"budget: the question cannot be answered: {reason}", file=complaints)
         return 2
     print(json.dumps(result, indent=2), file=answered)
-    return 2 if result["refusals"] else 0
+    return 2 if result["faults"] or result["refusals"] else 0
 
 
-def _table(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = settings.get(name, {})
-    if not isinstance(table, dict):
-        raise TypeError(f"{name}: found {table!r}; wanted a table")
-    return table
+class _Table:
+    """A table of a configuration: gives the values of its keys, and notes what is wrong with them in ``faults``.
+
+    A value that is wrong is replaced by one that can be worked with. The words are those of the daemon, whose own
+    judgement is not at hand where this file is alone; a test compares the two.
+    """
+
+    def __init__(self, values: Mapping[str, Any], name: str, faults: list[str]) -> None:
+        self._values = values
+        self._name = name
+        self.faults = faults
+
+    def table(self, key: str) -> _Table:
+        value = self._values.get(key, {})
+        if isinstance(value, dict):
+            return _Table(value, key, self.faults)
+        self._refuse(key, "a table", f"write [{key}] with single brackets" if isinstance(value, list) else "")
+        return _Table({}, key, self.faults)
+
+    def listeners(self) -> int:
+        """How many there are."""
+        value = self._values.get("listeners", [])
+        if isinstance(value, list):
+            return len(value)
+        hint = "write [[listeners]] with two brackets"
+        if not isinstance(value, dict):
+            hint += f", below it address = {_shown(value)}"
+        self._refuse("listeners", "an array of tables", hint)
+        return 0
+
+    def addresses(self, default: int) -> int:
+        """How many there are."""
+        value = self._values.get("addresses", [None] * default)
+        if isinstance(value, list) and value:
+            return len(value)
+        hint = f"write [{_shown(value)}] with brackets" if isinstance(value, str) else ""
+        if value == []:
+            hint = "leave the key out to have the default or the site's value"
+        self._refuse("addresses", "an array of strings (IP address and port), not empty", hint)
+        return default
+
+    def flag(self, key: str) -> bool:
+        value = self._values.get(key, True)
+        if isinstance(value, bool):
+            return value
+        self._refuse(key, "true or false", "write true or false without quotes" if isinstance(value, str) else "")
+        return True
+
+    def count(self, key: str, default: int) -> int:
+        value = self._values.get(key, default)
+        if type(value) is int and 1 <= value <= MAX_CONNECTIONS:
+            return value
+        hint = _plain_number(value)
+        if isinstance(value, int | float) and value == 0 and not isinstance(value, bool):
+            hint = "0 does not switch it off; leave the key out to have the default"
+        elif isinstance(value, str) and _WITH_UNIT.fullmatch(value):
+            hint = "write a plain number"
+        self._refuse(key, f"an integer from 1 to {MAX_CONNECTIONS}", hint)
+        return default
+
+    def count_or_auto(self, key: str, default: int, most: int) -> int | Literal["auto"]:
+        value = self._values.get(key, default)
+        if value == "auto":
+            return "auto"
+        if type(value) is int and 1 <= value <= most:
+            return value
+        self._refuse(key, f'an integer from 1 to {most}, or "auto"', _plain_number(value))
+        return default
+
+    def _refuse(self, key: str, wanted: str, hint: str) -> None:
+        value = self._values[key]
+        found = "an empty array" if value == [] and key == "addresses" else _shown(value)
+        name = f"{self._name}.{key}" if self._name else key
+        self.faults.append(f"{name}: found {found}; wanted {wanted}" + (f"; {hint}" if hint else ""))
 
 
-def _array(name: str, value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise TypeError(f"{name}: found {value!r}; wanted an array")
-    return value
+def _plain_number(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch("[0-9]+", value):
+        return f"write {value} without quotes"
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return f"write {value:.0f}"
+    return ""
 
 
-def _flag(table: Mapping[str, Any], name: str, key: str) -> bool:
-    value = table.get(key, True)
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}.{key}: found {value!r}; wanted true or false")
-    return value
-
-
-def _count(name: str, value: object) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name}: found {value!r}; wanted a positive whole number")
-    return value
+def _shown(value: object) -> str:
+    """A value as it would be written in TOML, on one line of bounded length."""
+    if isinstance(value, str):
+        short = value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "..."
+        return json.dumps(short).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        # str() of a very long integer is refused by the interpreter itself.
+        return str(value) if value.bit_length() < 256 else "an integer of too many digits"
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return f"an array of {len(value)}"
+    return f"a date or time ({value})"
 
 
 if __name__ == "__main__":

@@ -143,6 +143,23 @@ def test_every_reason_is_told_at_once() -> None:
     assert len(refusals) == 6
 
 
+def test_every_bad_key_of_the_configuration_is_told_at_once() -> None:
+    text = 'workers = true\nmax_connections = "10"\n[redirect]\nenabled = "no"\n'
+    assert judged({"configuration": text}, systemd="241") == [
+        'the configuration: workers: found true; wanted an integer from 1 to 256, or "auto"',
+        (
+            'the configuration: max_connections: found "10"; wanted an integer from 1 to 1000000, or "auto";'
+            " write 10 without quotes"
+        ),
+        'the configuration: redirect.enabled: found "no"; wanted true or false; write true or false without quotes',
+        (
+            "the configuration has no site: set proxy_config, such as"
+            " {sites: [{hosts: [git.example.org], upstreams: ['http://127.0.0.1:3000']}]}"
+        ),
+        "systemd 241, needed is 247 or newer as process 1: use another host, or the container image (role compose)",
+    ]
+
+
 @pytest.mark.parametrize("text", ["x =", "workers = -1\n" + SITE])
 def test_a_bad_configuration_does_not_hide_what_the_host_lacks(text: str) -> None:
     refusals = judged({"configuration": text}, systemd="241", python={})
@@ -161,7 +178,7 @@ CONTAINER = {"manager": {"soft": 1024, "hard": 1024, "may_raise": False}, "conta
     [
         ({"configuration": ""}, {}, ["the configuration has no site: set proxy_config"]),
         ({"configuration": "x ="}, {}, ["the configuration: Invalid value"]),
-        ({"configuration": "workers = -1\n" + SITE}, {}, ["workers: found -1; wanted a positive whole number"]),
+        ({"configuration": "workers = -1\n" + SITE}, {}, ["the configuration: workers: found -1; wanted an integer"]),
         ({}, CONTAINER, ["needs 2185", "the service manager's own hard limit is 1024"]),
         (
             {},

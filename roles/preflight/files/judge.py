@@ -20,6 +20,8 @@ from typing import Any
 
 DROP_IN = "10-rollout.conf"
 """The rollout's own; a drop-in that sorts after it has the last word."""
+CONFIGURATION = "the configuration"
+"""Its name in what is said of it: it is no file yet."""
 DEFAULT_HTTPS = ("0.0.0.0:443", "[::]:443")
 DEFAULT_REDIRECT = ("0.0.0.0:80", "[::]:80")
 DEFAULT_HEALTH = "127.0.0.1:9900"
@@ -55,6 +57,7 @@ def ask_budget(program: str, question: Question) -> dict[str, Any]:
     """budget.py's answer. Raises ValueError with its complaint."""
     asked = {
         "configuration": question["configuration"],
+        "file": CONFIGURATION,
         "limits": service_limits(question),
         "processors": question["facts"]["processors"],
         "ipv6": question["facts"]["ipv6"],
@@ -192,22 +195,26 @@ def certificates(question: Question) -> Iterator[str]:
         yield f"the certificate or key {fault}"
 
 
+def sites(settings: Mapping[str, Any]) -> Iterator[str]:
+    if not settings.get("sites"):
+        yield (
+            f"{CONFIGURATION} has no site: set proxy_config, such as"
+            " {sites: [{hosts: [git.example.org], upstreams: ['http://127.0.0.1:3000']}]}"
+        )
+
+
 def judge(program: str, question: Question) -> dict[str, Any]:
     try:
         settings = tomllib.loads(question["configuration"])
         budget = ask_budget(program, question)
+        refusals, counted = [*budget["faults"], *sites(settings)], not budget["faults"]
     except ValueError as error:
+        refusals, counted = [f"{CONFIGURATION}: {error}"], False
+    refusals += certificates(question)
+    if not counted:
         # What needs no configuration is judged all the same.
-        refusals = [f"the configuration: {error}", *certificates(question), *software(question)]
-        return {"refusals": refusals, "budget": None, "report": []}
-    refusals = []
-    if not settings.get("sites"):
-        refusals.append(
-            "the configuration has no site: set proxy_config, such as"
-            " {sites: [{hosts: [git.example.org], upstreams: ['http://127.0.0.1:3000']}]}"
-        )
+        return {"refusals": [*refusals, *software(question)], "budget": None, "report": []}
     refusals += [
-        *certificates(question),
         *limits(question, budget),
         *resources(question, budget),
         *ports_taken(question, settings),
