@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +14,7 @@ from typing import Any, Protocol
 import hypothesis
 import pytest
 
-from tests.harness import Appliance, RawUpstream, Script
+from tests.harness import Appliance, RawUpstream, Script, Wire
 
 # No test judges a speed, so a busy machine is no failure. CI tries the same examples each time.
 hypothesis.settings.register_profile(
@@ -24,6 +27,8 @@ hypothesis.settings.load_profile("suite")
 
 APPLIANCES = pytest.StashKey[list[Appliance]]()
 FAILED = pytest.StashKey[bool]()
+THREAD_SECS = 10
+"""For a thread of a test that has failed to see that its connections are closed."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -40,6 +45,22 @@ class StartAppliance(Protocol):
     """Starts an appliance, ready when this returns; arguments as for ``Appliance``."""
 
     def __call__(self, config: str | dict[str, Any] | None = None, **options: Any) -> Appliance: ...
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_of_a_failure(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test that failed did not close is closed here, lest the next tests are blamed for it.
+
+    A test that passes closes what it opens, and fails by a ResourceWarning where it does not.
+    """
+    threads, wires = set(threading.enumerate()), weakref.WeakSet(Wire.open)
+    yield
+    if request.node.stash.get(FAILED, False):
+        for wire in set(Wire.open) - set(wires):
+            wire.close()
+        for thread in set(threading.enumerate()) - threads:
+            thread.join(THREAD_SECS)
+        gc.collect()
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import ssl
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 TIMEOUT_SECS = 10.0
 IDLE_TIMEOUT_SECS = 600.0  # beyond any test's own limit
@@ -50,8 +51,12 @@ class Wire:
     One thread may send while another one reads.
     """
 
+    open: ClassVar[weakref.WeakSet[Wire]] = weakref.WeakSet()
+    """Those that nobody has closed or dropped."""
+
     def __init__(self, sock: socket.socket, timeout_secs: float = TIMEOUT_SECS) -> None:
         sock.settimeout(timeout_secs)
+        self.open.add(self)
         self.sock = sock
         self.received = bytearray()
         self._unread = bytearray()
@@ -204,10 +209,11 @@ class Wire:
     def reset(self) -> None:
         """Closes so that the peer sees a reset (RST)."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.sock.close()
+        self.close()
 
     def close(self) -> None:
         """Closes; a second time does nothing."""
+        self.open.discard(self)
         self.sock.close()
 
     def __enter__(self) -> Self:

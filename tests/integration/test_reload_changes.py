@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WORKERS = 4
 TRIES = 24
 """So many connections that each of the workers has some."""
+WAITING_SECS = 1.5
+"""More than the grace after which what is not in progress gives way."""
 
 
 def reply(body: bytes) -> bytes:
@@ -219,31 +222,46 @@ def test_the_redirect_goes_off_and_on(appliance: StartAppliance) -> None:
 
 
 def test_max_connections_down_and_up(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
-    one = appliance({"workers": WORKERS, "max_connections": 40}, upstream=upstream().url)
-    held = [one.connect() for _ in range(16)]
-    reload(one, max_connections=4)
+    go_on = threading.Event()
+
+    def hold_some(wire: Wire) -> None:
+        while head := wire.read_head():
+            if b"GET /held " in head:
+                go_on.wait(60)
+            wire.send(reply(b"ok"))
+
+    limits = {"max_connections": 400, "max_upstream_connections": 800}
+    one = appliance({"workers": WORKERS, **limits}, upstream=upstream(hold_some).url)
+    held: list[Wire] = []
+    while not all(worker["permits_held"] for worker in one.status()["workers"]):
+        held.append(one.connect())  # the kernel chooses the worker
+    reload(one, max_connections=WORKERS)
     assert [worker["permits"] for worker in one.status()["workers"]] == [1] * WORKERS
     for client in held:
         assert client.request(REQUEST).status == 200, "a lowered limit closes nothing"
-    full = [worker["permits_held"] >= 1 for worker in one.status()["workers"]]
-    waiting = [connect_tcp(one.port) for _ in range(30)]
+        client.send(REQUEST.replace(b" / ", b" /held "))  # what is in progress does not give way to a new one
+    wait_until(lambda: one.status()["totals"]["upstream_open"] == len(held), "all of them are in progress")
     answers: list[int] = []
 
     def serve(raw: Wire) -> None:
-        with Wire(ssl._create_unverified_context().wrap_socket(raw.sock, server_hostname="localhost"), 30) as client:
+        with Wire(ssl._create_unverified_context().wrap_socket(raw.sock, server_hostname="localhost"), 60) as client:
             answers.append(client.request(REQUEST).status)
 
-    threads = [threading.Thread(target=serve, args=(raw,)) for raw in waiting]
+    threads = [threading.Thread(target=serve, args=(connect_tcp(one.port, timeout_secs=60),)) for _ in range(30)]
     for thread in threads:
         thread.start()
-    if all(full):
-        assert one.status()["totals"]["connections_open"] == 16
+    try:
+        time.sleep(WAITING_SECS)
+        assert one.status()["totals"]["connections_open"] == len(held)
         assert not answers
-    reload(one, max_connections=100)
-    for thread in threads:
-        thread.join(30)
-    assert answers == [200] * 30, "the listeners that waited were woken"
+        reload(one, max_connections=100)
+        for thread in threads:
+            thread.join(60)
+        assert answers == [200] * 30, "the listeners that waited were woken"
+    finally:
+        go_on.set()
     for client in held:
+        assert client.read_response().status == 200
         client.close()
     wait_until(lambda: one.status()["totals"]["connections_open"] == 0, "all permits are back")
 

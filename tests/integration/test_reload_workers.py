@@ -22,10 +22,11 @@ TRIES = 24
 
 # Names take their time to resolve in the workers, so that a test comes between prepare and prepared.
 SLOW_NAMES = """
-import asyncio, uvloop
+import asyncio, pathlib, sys, uvloop
 class Loop(uvloop.Loop):
     async def getaddrinfo(self, host, *args, **kwargs):
         if str(host).startswith("slow"):
+            pathlib.Path(sys.argv[-1], "..", "asked").resolve().touch()
             await asyncio.sleep(4)
         return await super().getaddrinfo("127.0.0.1", *args, **kwargs)
 uvloop.new_event_loop = Loop
@@ -113,8 +114,9 @@ def test_a_worker_that_dies_while_it_prepares(appliance: StartAppliance, upstrea
     supervised(one)
     victim = pids(one)[1]
     rewrite(one, sites=sites(new, "http://slow.example.org:80"))
+    os.kill(victim, signal.SIGSTOP)  # so that it has not answered yet, whoever is faster
     with reloading(one) as answer:
-        os.kill(victim, signal.SIGSTOP)  # so that it has not answered yet, whoever is faster
+        wait_until((one.folder / "asked").exists, "the others prepare")
         os.kill(victim, signal.SIGKILL)
         document = answer()
     assert document["result"] == "refused"
