@@ -19,7 +19,7 @@ run: setup-runtime
 setup-runtime setup-dev setup-test:
 	@.ci/setup $(@:setup-%=%)
 
-SCRIPTS := $(wildcard .ci/* molecule/shared/run $(addprefix molecule/shared/lab/,lab labhost labhost-init labhost-keeper image-recipe engine ssh-defaults))
+SCRIPTS := $(wildcard .ci/* molecule/shared/run $(addprefix molecule/shared/lab/,lab labhost labhost-init labhost-keeper image-recipe engine engine-init ssh-defaults))
 
 lint: setup-dev
 	$(BIN)/ruff check .
