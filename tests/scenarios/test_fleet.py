@@ -126,7 +126,8 @@ def test_a_host_that_goes_away_stops_the_fleet(fleet: Fleet) -> None:
     results = dict(re.findall(r'"(web\d)  .*  (\S.*?) +[\d-]+"', table))
     assert results == {"web1": "rolled out", "web2": "FAILED, NOT PUT BACK", "web3": "not reached"}, said
     assert [fleet.config(name) for name in HOSTS] == ["new", "new", "old"]
-    assert re.search(r"web2: .*when going back", said), said
+    reason = ran.stdout.rpartition("TASK [Tell what failed]")[2].partition("PLAY RECAP")[0]
+    assert re.search(r"web2: the host went away: .*; then, when going back: timed out", reason), said
 
 
 def test_where_none_goes_away_all_are_rolled_out(fleet: Fleet) -> None:
