@@ -338,7 +338,9 @@ class Http2Session(SecuredSession):
         self._send(event.stream_id, event.status, fields, body)
 
     def _on_stream_reset(self, event: StreamReset) -> None:
-        self._waiting.pop(event.stream_id, None)
+        waiting = self._waiting.pop(event.stream_id, None)
+        if waiting is not None:
+            waiting.forget()
         if not event.by_peer:
             self._context.cells[HTTP2_STREAM_ERRORS] += 1
             self._context.cells[BAD_REQUESTS] += 1

@@ -13,11 +13,13 @@ import pytest
 
 from tests.conftest import StartAppliance
 from tests.harness import Appliance, FreePorts, RawUpstream, Wire, connect_tcp, connect_tls, wait_until
+from tests.harness.http2_wire import connect_http2
 from tests.harness.reloading import reload
 from tests.harness.upstream import answering
 from tests.unit.tls.pki import Authority
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+INITIAL_WINDOW_SIZE = 4
 WORKERS = 4
 TRIES = 24
 """So many connections that each of the workers has some."""
@@ -120,6 +122,21 @@ def test_uploads_and_tunnels_live_on(appliance: StartAppliance, upstream: Callab
     for client in (tunnel, upload):
         client.close()
     wait_until(lambda: generations(one) == [1] * WORKERS, "no old generation is left")
+
+
+def test_a_stream_reset_with_its_answer_waiting_keeps_no_generation(
+    appliance: StartAppliance, upstream: Callable[..., RawUpstream]
+) -> None:
+    url = upstream(answering(reply(bytes(100_000)))).url
+    one = appliance({"workers": WORKERS, "write_timeout_secs": 300}, upstream=url)
+    client = connect_http2(one, settings={INITIAL_WINDOW_SIZE: 0})
+    stream = client.open()
+    client.wait(lambda: client.streams[stream].status, "the head")
+    client.conn.reset_stream(stream)
+    client.flush()
+    client.close()
+    reload(one, header_timeout_secs=3)
+    wait_until(lambda: generations(one) == [1] * WORKERS, "the first generation has gone, and no time limit with it")
 
 
 # -- certificates
