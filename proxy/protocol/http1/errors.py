@@ -5,6 +5,8 @@ The reasons are slugs for logs and counters; they never contain a peer's bytes.
 
 from __future__ import annotations
 
+from typing import Self
+
 REQUEST_STATUSES: dict[str, int] = {
     # RFC 9112 section 2.2: lines end in CRLF, and a lone CR or LF is where two parsers part ways.
     "bare-lf": 400,
@@ -71,6 +73,10 @@ class ProtocolError(Exception):
         super().__init__(f"{reason} ({status})")
         self.status = status
         self.reason = reason
+
+    def again(self) -> Self:
+        """The same to keep or to raise later: this one's traceback leads to all that was at work when it was raised."""
+        return type(self)(self.status, self.reason)
 
 
 class Incomplete(ProtocolError):  # noqa: N818 (says what the input is)

@@ -205,13 +205,13 @@ class RequestDecoder(Source):
         Raises `ProtocolError`, or `Incomplete` at the end of input inside a message; every later call raises it again.
         """
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise self._error.again()
         try:
             if self._in_length:
                 return self._next_of_length()
             return self._next_head() if self._chunked is None else self._next_of_chunked(self._chunked)
         except ProtocolError as error:
-            self._error = error
+            self._error = error.again()
             raise
 
     def take_whole(self, data: bytes) -> RequestHead | None:

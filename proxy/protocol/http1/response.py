@@ -164,7 +164,7 @@ class ResponseDecoder(Source):
         to be answered; every later call raises it again.
         """
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise self._error.again()
         try:
             state = self._state
             if state == _HEAD:
@@ -175,7 +175,7 @@ class ResponseDecoder(Source):
                 return self._next_of_chunked()
             return self._next_until_close() if state == _UNTIL_CLOSE else self._between()
         except ProtocolError as error:
-            self._error = error
+            self._error = error.again()
             raise
 
     def take_whole(self, data: bytes) -> tuple[ResponseHead, bytes] | None:

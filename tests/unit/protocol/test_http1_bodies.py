@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
+
 import pytest
 
 from proxy.protocol.http1 import (
@@ -10,8 +14,10 @@ from proxy.protocol.http1 import (
     LAST_CHUNK,
     EndOfMessage,
     Incomplete,
+    ProtocolError,
     RequestDecoder,
     RequestHead,
+    ResponseDecoder,
     encode_chunk,
     encode_last_chunk,
 )
@@ -175,6 +181,40 @@ def test_incomplete_is_an_error_of_its_own() -> None:
         decoder.next_event()
     with pytest.raises(Incomplete):
         decoder.next_event()
+
+
+def bad_request() -> RequestDecoder:
+    decoder = RequestDecoder(LIMITS)
+    decoder.feed(b"GET\r\n\r\n")
+    return decoder
+
+
+def bad_response() -> ResponseDecoder:
+    decoder = ResponseDecoder(LIMITS)
+    decoder.start(b"GET")
+    decoder.feed(b"HTTP/1.1 2OO so what\r\n\r\n")
+    return decoder
+
+
+@pytest.mark.parametrize("make", [bad_request, bad_response])
+def test_an_error_that_is_remembered_holds_nobody_who_decoded(
+    make: Callable[[], RequestDecoder | ResponseDecoder],
+) -> None:
+    class Exchange:
+        """What is at work while an error is raised."""
+
+    def decode() -> weakref.ref[Exchange]:
+        exchange = Exchange()
+        with pytest.raises(ProtocolError):
+            decoder.next_event()
+        return weakref.ref(exchange)
+
+    decoder = make()
+    gc.disable()
+    try:
+        assert [decode()(), decode()()] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_closed_stays_closed() -> None:
