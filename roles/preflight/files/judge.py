@@ -2,9 +2,9 @@
 
 Usage: judge.py BUDGET < question.json, where BUDGET is the path of the proxy's own budget.py.
 The question has `facts` (facts.py), `configuration` (the text of the TOML file), `nofile`, `port_owners`, `required`,
-`engine`, `wheelhouses` and `certificates` (what is wrong with their files on the controller). The answer has `refusals`
-(a sentence each: found, needed, what to do), `budget` (that of budget.py) and `report` (lines for people). Exits with 0
-if it could judge, whatever the verdict.
+`engine` and `certificates` (what is wrong with their files on the controller). The answer has `refusals` (a sentence
+each: found, needed, what to do), `budget` (that of budget.py) and `report` (lines for people). Exits with 0 if it could
+judge, whatever the verdict.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 DROP_IN = "10-rollout.conf"
@@ -129,8 +130,9 @@ def software(question: Question) -> Iterator[str]:
         )
         return
     wanted = f"{python['machine']}-{python['tag']}"
-    if question["wheelhouses"] is not None and wanted not in question["wheelhouses"]:
-        have = ", ".join(sorted(question["wheelhouses"])) or "none"
+    wheelhouses = sorted(path.name for path in Path(required["wheelhouse"]).glob("*-cp3*") if path.is_dir())
+    if wanted not in wheelhouses:
+        have = ", ".join(wheelhouses) or "none"
         yield (
             f"no wheelhouse fits this host: it needs {wanted}, there is {have} in {required['wheelhouse']}:"
             " run `make wheelhouse` for that architecture and Python, or set proxy_wheelhouse"
