@@ -65,8 +65,10 @@ BOOTS = pytest.StashKey[dict[str, str]]()
 def own_host(host: Any, request: pytest.FixtureRequest) -> None:
     """The test talks with the host that it names: a connection shared by mistake would prove one host many times."""
     name = host.backend.get_pytest_id()
-    boot = host.check_output("cat /etc/machine-id; systemctl show --property UserspaceTimestampMonotonic")
+    boot, _, hostname = host.check_output(
+        "cat /etc/machine-id; systemctl show --property UserspaceTimestampMonotonic; hostname"
+    ).rpartition("\n")
     owner = request.config.stash.setdefault(BOOTS, {}).setdefault(boot, name)
     assert owner == name, f"{name} is the machine, and in the boot, of {owner}: both connections lead to one host"
     if "MOLECULE_SCENARIO_NAME" in os.environ:
-        assert host.check_output("hostname") == host.backend.host
+        assert hostname == host.backend.host

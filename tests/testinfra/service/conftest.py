@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import tomllib
@@ -13,7 +14,7 @@ UNIT = "reverse-proxy.service"
 
 
 class Service:
-    """The unit on a host, and the instance that it runs."""
+    """The unit on a host, and the instance that it runs. A test looks once at what does not change under it."""
 
     def __init__(self, host: Any) -> None:
         self.host = host
@@ -35,13 +36,13 @@ class Service:
         fields = [row.split(maxsplit=2) for row in rows]
         return {args: int(pid) for pid, unit, args in fields if unit == UNIT}
 
-    @property
+    @functools.cached_property
     def command(self) -> list[str]:
         """The program and the configuration file that the unit starts it with."""
         words = shlex.split(self.unit("ExecStart").partition("argv[]=")[2].partition(" ;")[0])
         return [words[0], words[words.index("--config") + 1]]
 
-    @property
+    @functools.cached_property
     def config(self) -> dict[str, Any]:
         """The configuration file, parsed."""
         return tomllib.loads(self.host.file(self.command[1]).content_string)
