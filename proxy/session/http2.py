@@ -33,6 +33,7 @@ from proxy.protocol.http1 import RequestHead
 from proxy.protocol.http2 import (
     CANCEL,
     ENHANCE_YOUR_CALM,
+    LAST_WORDS_BYTES,
     NO_ERROR,
     Body,
     BodyEnd,
@@ -63,6 +64,9 @@ LINGER_LOOK_SECS: Final = 0.5
 """A lingering connection is looked at so often. What was just sent is acknowledged between two looks, and counts as
 taken then: looks that are LINGER_SECS apart would make the end last twice as long."""
 
+LAST_WORDS_SECS: Final = 1.0
+"""A client whose request was answered before it had ended may end it for so long; then the stream is reset."""
+
 NOT_SUPPORTED = Refusal(501, "protocol")
 """RFC 8441 section 4: an extended CONNECT for a protocol that the route does not switch to."""
 
@@ -82,6 +86,7 @@ class Http2Session(SecuredSession):
         "_taken_at",
         "_taken_before",
         "_touched",
+        "_unended",
         "_waiting",
         "codec",
     )
@@ -102,6 +107,7 @@ class Http2Session(SecuredSession):
         self.codec = ServerConnection(context.http2_limits, context.http2_heads)
         self._exchanges: dict[int, Http2Exchange] = {}
         self._waiting: dict[int, _Waiting] = {}
+        self._unended: _Unended | None = None
         self._touched: list[int] = []
         self._in_wakeup = False
         self._going = False
@@ -215,6 +221,12 @@ class Http2Session(SecuredSession):
             exchange = self._exchanges.get(stream_id)
             if exchange is not None:
                 exchange.on_client_drained()
+        half_closed = codec.take_half_closed()
+        if half_closed:
+            if self._unended is None:
+                self._unended = _Unended(self, self._context.http2_limits.max_concurrent_streams)
+            for stream_id in half_closed:
+                self._unended.add(stream_id)
         if codec.finished:
             self.linger()
         else:
@@ -320,6 +332,8 @@ class Http2Session(SecuredSession):
         exchange = self._exchanges.get(event.stream_id)
         if exchange is not None:
             exchange.on_body(event.data)
+        elif self._unended is not None and len(event.data) >= LAST_WORDS_BYTES:
+            self._unended.stop(event.stream_id)
 
     def _on_body_end(self, event: BodyEnd) -> None:
         exchange = self._exchanges.get(event.stream_id)
@@ -505,6 +519,8 @@ class Http2Session(SecuredSession):
             exchange.client_gone()
         while self._waiting:
             self._waiting.popitem()[1].forget()
+        if self._unended is not None:
+            self._unended.forget()
 
     def end_tunnel(self) -> None:
         for exchange in list(self._exchanges.values()):
@@ -514,6 +530,48 @@ class Http2Session(SecuredSession):
         self._closing = True
         self._give_up()
         super().released()
+
+
+class _Unended:
+    """The requests of a connection that were answered before they had ended (``Deadlined``). RFC 9113 section 8.1: the
+    client may be asked to stop, and most have nothing more to say than the end of it, which is on its way."""
+
+    __slots__ = ("_most", "_session", "_until", "due")
+
+    def __init__(self, session: Http2Session, most: int) -> None:
+        self._session = session
+        self._most = most
+        self._until: dict[int, float] = {}  # by stream, in their order
+        self.due = inf
+
+    def add(self, stream_id: int) -> None:
+        """The client may still end the stream, for a moment; where there are many, the first one's is over."""
+        if len(self._until) >= self._most:
+            self.stop(next(iter(self._until)))
+        self._until[stream_id] = when = monotonic() + LAST_WORDS_SECS
+        if when < self.due:
+            self._session.deadlines.watch(self, self.next_deadline())
+
+    def stop(self, stream_id: int) -> None:
+        """The client is to stop sending on the stream, if it is one of these and has not ended."""
+        if self._until.pop(stream_id, None) is not None:
+            self._session.codec.reset(stream_id, NO_ERROR)
+            self._session.wake(stream_id)
+
+    def next_deadline(self) -> float:
+        """See ``Deadlined``."""
+        return next(iter(self._until.values()), inf)
+
+    def on_deadline(self, now: float) -> None:
+        """See ``Deadlined``."""
+        for stream_id in [stream_id for stream_id, when in self._until.items() if when <= now]:
+            self.stop(stream_id)
+        self._session.deadlines.watch(self, self.next_deadline())
+
+    def forget(self) -> None:
+        """No deadline is left."""
+        self._until.clear()
+        self._session.deadlines.forget(self)
 
 
 class _Waiting:

@@ -575,13 +575,74 @@ def test_8_1_trailers_that_are_none(peer: ClientPeer, field: tuple[str, str]) ->
     resets(peer, h.headers(1, [field]), code=PROTOCOL_ERROR)
 
 
-def test_8_1_a_whole_answer_stops_the_request(peer: ClientPeer) -> None:
-    peer.feed(h.headers(1, POST, end_stream=False))
+@pytest.mark.parametrize(("announced", "sent"), [("1024", 0), ("1048576", 0), (None, 24_000)])
+def test_8_1_a_whole_answer_stops_a_request_that_has_much_more_to_say(
+    peer: ClientPeer, announced: str | None, sent: int
+) -> None:
+    fields = [*POST, ("content-length", announced)] if announced else POST
+    body = [h.data(1, bytes(8_000)) for _ in range(sent // 8_000)]
+    peer.feed(h.headers(1, fields, end_stream=False), *body)
     peer.connection.send_head(1, OK)
     peer.connection.send_data(1, b"no", end_stream=True)
     assert [(f.kind, f.flags) for f in peer.take()] == [(h.HEADERS, 4), (h.DATA, 1), (h.RST_STREAM, 0)]
     assert peer.reset_codes(1) == [NO_ERROR]
+    assert peer.connection.take_half_closed() == ()
     assert peer.feed(h.data(1, b"late")) == []
+
+
+def half_closed(peer: ClientPeer, *fields: tuple[str, str]) -> None:
+    """Answers a request before it has ended."""
+    peer.feed(h.headers(1, [*POST, *fields], end_stream=False))
+    peer.connection.send_head(1, OK)
+    peer.connection.send_data(1, b"no", end_stream=True)
+    assert [(f.kind, f.flags) for f in peer.take()] == [(h.HEADERS, 4), (h.DATA, 1)]
+    assert peer.connection.take_half_closed() == [1]
+    assert peer.connection.take_half_closed() == ()
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        h.data(1, end_stream=True),
+        h.data(1, b"all") + h.data(1, b" of it", end_stream=True),
+        h.headers(1, [("x-sum", "1")]),
+        h.rst_stream(1),
+    ],
+    ids=["END_STREAM", "DATA", "trailers", "RST_STREAM"],
+)
+def test_8_1_a_request_that_was_answered_may_end_in_order(peer: ClientPeer, last: bytes) -> None:
+    half_closed(peer)
+    peer.feed(last)
+    assert peer.connection.open_streams == 0
+    assert not peer.of(h.RST_STREAM)
+    fails(peer, h.data(1, b"x"), code=STREAM_CLOSED, reason="closed-stream")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (h.window_update(1, 0), PROTOCOL_ERROR),
+        (h.window_update(1, 2**31 - 1), FLOW_CONTROL_ERROR),
+        (h.headers(1, [("x-sum", "1")], end_stream=False), PROTOCOL_ERROR),
+        (h.headers(1, [(":method", "POST")]), PROTOCOL_ERROR),
+        (h.data(1, b"12345", end_stream=True), PROTOCOL_ERROR),
+        (h.data(1, b"123") + h.data(1, b"45"), PROTOCOL_ERROR),
+        (h.frame(h.PRIORITY, 0, 1, bytes(4)), FRAME_SIZE_ERROR),
+    ],
+    ids=["increment of 0", "window", "no end", "pseudo-header", "length", "length of several", "PRIORITY"],
+)
+def test_8_1_what_comes_on_a_request_that_was_answered_is_judged(peer: ClientPeer, wrong: bytes, code: int) -> None:
+    half_closed(peer, ("content-length", "4"))
+    resets(peer, wrong, code=code)
+
+
+def test_8_1_a_request_that_was_answered_is_stopped_by_a_reset_without_an_error(peer: ClientPeer) -> None:
+    half_closed(peer)
+    peer.connection.reset(1, NO_ERROR)
+    peer.take()
+    assert peer.reset_codes(1) == [NO_ERROR]
+    assert peer.feed(h.data(1, b"late")) == []
+    assert lives(peer)
 
 
 @pytest.mark.parametrize("body", [b"", b"1234", b"123456"])

@@ -17,6 +17,8 @@ One `ServerConnection` a client connection (`ClientConnection` for an upstream; 
             stream.write(conn.take_output())    # control frames, then all streams by RFC 9218, at most 64 KB
         for stream_id in conn.take_drained():   # its queue fell to the low-water mark: its producer may go on
             exchange_of[stream_id].on_client_drained()
+        for stream_id in conn.take_half_closed():   # answered before its request has ended: give it a moment, then
+            ...                                     # conn.reset(stream_id, NO_ERROR)
         if conn.finished: stream.close()
 
 ``on_drained`` of the byte stream calls ``flush`` again. Nothing that is sent leaves before ``take_output``.
@@ -47,8 +49,9 @@ Back-pressure: towards the client, a producer stops while ``conn.blocked(stream_
 again as ``consumed`` is called for what has been passed on.
 
 Methods with a ``stream_id`` do nothing when that stream is gone already (reset by the peer, say): its `StreamReset` may
-be in the very list of events that is being worked off. When a response ends before its request has, the codec asks the
-client to stop (RST_STREAM with NO_ERROR, RFC 9113 section 8.1) once the response has been sent.
+be in the very list of events that is being worked off. When a response has been sent before its request has ended, the
+codec asks a client that has much more to send to stop (RST_STREAM with NO_ERROR, RFC 9113 section 8.1); one whose last
+words may be under way is the session's to wait for (``take_half_closed``).
 """
 
 from __future__ import annotations
@@ -85,7 +88,7 @@ from proxy.protocol.http2.limits import DEFAULT_LIMITS, Limits, Rate
 from proxy.protocol.http2.outbox import JOINED_BYTES
 from proxy.protocol.http2.request import RequestHeads
 from proxy.protocol.http2.response import ResponseHeads
-from proxy.protocol.http2.server import ServerConnection
+from proxy.protocol.http2.server import LAST_WORDS_BYTES, ServerConnection
 
 __all__ = [
     "CANCEL",
@@ -96,6 +99,7 @@ __all__ = [
     "HTTP_1_1_REQUIRED",
     "INTERNAL_ERROR",
     "JOINED_BYTES",
+    "LAST_WORDS_BYTES",
     "NO_ERROR",
     "PROTOCOL_ERROR",
     "REFUSED_STATUSES",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final
 
 from proxy.protocol.http2 import frames
@@ -23,6 +23,8 @@ _MEMO_DECODED_BYTES: Final = 2_048
 MEMO_BYTES: Final = 2 * _MEMO_ENTRIES * (_MEMO_BLOCK_BYTES + 4 * _MEMO_DECODED_BYTES)
 """What both memos of a connection hold at most: a block, and its head as it is decoded, passed on and logged."""
 _MAX_GAPS: Final = 32
+LAST_WORDS_BYTES: Final = 1_024
+"""Less is the end of a request, which may well be under way when its response has ended; more is work for nothing."""
 
 
 class ServerConnection(Connection):
@@ -32,6 +34,7 @@ class ServerConnection(Connection):
         "_changes",
         "_early_priorities",
         "_gaps",
+        "_half_closed",
         "_heads",
         "_last_id",
         "_memo",
@@ -56,6 +59,7 @@ class ServerConnection(Connection):
         self._preface_taken = False
         self._last_id = 0
         self._gaps: list[range] = []
+        self._half_closed: list[int] = []
         self._no_old_priorities: int | None = None
         self._early_priorities: dict[int, Priority] = {}
         # What a block means changes with the dynamic table only, so equal blocks need no decoding until then.
@@ -159,10 +163,24 @@ class ServerConnection(Connection):
         self._on_trailers(stream, headers, ended)
 
     def _on_half_closed(self, stream: Stream) -> None:
-        # Section 8.1: the answer is whole, the rest of the request is of no use to anybody.
-        if not stream.tunnel:
+        # Section 8.1: the answer is whole, the rest of the request is of no use to anybody. Who has much more to say is
+        # told to stop; who may have little left can end the stream in order, and its frames are judged until then.
+        if stream.tunnel:
+            return
+        has_more = (stream.content_left or 0) >= LAST_WORDS_BYTES or stream.receive_window < stream.receive_target >> 1
+        if has_more or stream.refused:
             self._close(stream)
             self._reset(stream.id, NO_ERROR, stream)
+        else:
+            self._half_closed.append(stream.id)
+
+    def take_half_closed(self) -> Sequence[int]:
+        """The streams whose response has ended before their request, since the last call: to be ``reset`` with
+        NO_ERROR if the client goes on at length, or does not end them soon."""
+        if not self._half_closed:
+            return ()
+        taken, self._half_closed = self._half_closed, []
+        return taken
 
     def end_tunnel(self, stream_id: int) -> None:
         """A CONNECT was refused, or its tunnel has ended: what the client still says is of no use to anybody, so the
