@@ -20,7 +20,7 @@ from typing import Any
 from tests.harness import processes
 from tests.harness.ports import FreePorts
 from tests.harness.toml import to_toml
-from tests.harness.wire import Wire, connect_tcp, connect_tls
+from tests.harness.wire import TIMEOUT_SECS, Wire, connect_tcp, connect_tls
 
 START_TIMEOUT_SECS = 30.0
 STOP_TIMEOUT_SECS = 20.0
@@ -137,13 +137,20 @@ class Appliance:
         assert self.process is not None
         deadline = time.monotonic() + START_TIMEOUT_SECS
         while self.process.poll() is None:
-            if self.ready():
+            if self.ready() and self._answers_itself():
                 return True
             if time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(f"not ready within {START_TIMEOUT_SECS} s:\n{self.evidence()}")
             time.sleep(processes.POLL_SECS)
         return False
+
+    def _answers_itself(self) -> bool:
+        """Whether the program on these ports is this one: another run of the tests may have chosen one of them too."""
+        try:
+            return bool(self.status()["pid"] == self.pid)
+        except (OSError, EOFError):
+            return False
 
     def stop(self) -> None:
         """Ends it as a service manager would, and asserts a clean end: exit code 0, no process left behind."""
@@ -238,7 +245,7 @@ class Appliance:
 
     def health(self, path: str = "/healthz") -> tuple[int, bytes]:
         """Status and body of a GET on the health listener. Raises OSError when nobody listens."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.health_port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.health_port, timeout=TIMEOUT_SECS)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -256,7 +263,7 @@ class Appliance:
     def status(self) -> Config:
         """The status that the admin socket gives."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(5)
+            sock.settimeout(TIMEOUT_SECS)
             sock.connect(self.admin_socket)
             response = Wire(sock).request(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert response.status == 200, response

@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import ClassVar, Self, TypeVar
 
-TIMEOUT_SECS = 10.0
+TIMEOUT_SECS = 30.0
 IDLE_TIMEOUT_SECS = 600.0  # beyond any test's own limit
 READ_BYTES = 65_536
 RECORD_BYTES = 16_384  # RFC 8446 section 5.1

@@ -7,7 +7,7 @@ import pytest
 from tests.show.play import RELOADS, UPGRADES, WORKERS, play
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(500)
 def test_nothing_fails_while_it_is_reloaded_upgraded_and_loses_workers() -> None:
     report = play()
     assert not report.faults, report.text()

@@ -38,7 +38,7 @@ BREATH_SECS = 0.4
 """Of load between two upgrades or kills."""
 LONG_SECS = 60.0
 REST_SECS = 20.0
-LIMIT_SECS = 150.0
+LIMIT_SECS = 420.0
 """For everything."""
 MAX_EVENT_LINES = 400
 MAX_TOLD = 20
