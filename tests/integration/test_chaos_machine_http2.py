@@ -115,6 +115,7 @@ class Http2Chaos(ChaosMachine):
 
     # Clients leave requests and answers alone for as long as the machine is busy with others.
     config: ClassVar = {
+        "upstream_idle_timeout_secs": 0.3,
         "request_body_timeout_secs": 300,
         "write_timeout_secs": 300,
         "min_request_body_bytes_per_sec": 0,
