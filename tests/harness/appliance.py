@@ -114,6 +114,7 @@ class Appliance:
         for attempt in range(1, START_ATTEMPTS + 1):
             ports = FreePorts()
             self.config = self._complete(ports)
+            self.admin_socket = self.config["admin"]["socket"]
             self.path.write_text(to_toml(self.config))
             ports.release()
             self._spawn()
