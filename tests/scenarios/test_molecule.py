@@ -1,4 +1,4 @@
-"""Every Molecule scenario, from nothing to nothing, as ``make molecule`` runs it, but several at a time."""
+"""Every Molecule scenario and variant, from nothing to nothing, as ``make molecule`` runs it, but several at a time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ import pytest
 from tests.harness import wait_until
 from tests.scenarios.conftest import ROOT
 
-LONGEST_FIRST = ("rollout", "alternative", "default", "compose")
+LONGEST_FIRST = ("rollout", "alternative", "default", "compose", "compose@trixie")
 """So that no long one is alone at the end."""
 
 SCENARIOS = sorted(
-    (path.parent.name for path in ROOT.glob("molecule/*/molecule.yml")),
+    [
+        *(path.parent.name for path in ROOT.glob("molecule/*/molecule.yml")),
+        *(f"{path.parent.name}@{path.name.partition('.')[0]}" for path in ROOT.glob("molecule/*/*.env.yml")),
+    ],
     key=lambda name: (LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST), name),
 )
 AT_ONCE = (os.cpu_count() or 1) + 1
