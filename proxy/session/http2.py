@@ -521,6 +521,8 @@ class Http2Session(SecuredSession):
             self._waiting.popitem()[1].forget()
         if self._unended is not None:
             self._unended.forget()
+            # It knows this session: without this both, and their generation, would wait for the garbage collection.
+            self._unended = None
 
     def end_tunnel(self) -> None:
         for exchange in list(self._exchanges.values()):

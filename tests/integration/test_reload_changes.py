@@ -124,19 +124,43 @@ def test_uploads_and_tunnels_live_on(appliance: StartAppliance, upstream: Callab
     wait_until(lambda: generations(one) == [1] * WORKERS, "no old generation is left")
 
 
+def the_first_generation_ends(one: Appliance) -> None:
+    """Reloads, and asserts that nothing holds the first generation but a connection that is made here: how many there
+    are is told now and then only, and was 1 before."""
+    with one.connect() as client:
+        client.send(REQUEST[:-2])
+        reload(one, header_timeout_secs=3)
+        wait_until(lambda: generations(one) == [2], "the first generation is left while it has a connection")
+    wait_until(lambda: generations(one) == [1], "it has gone")
+
+
 def test_a_stream_reset_with_its_answer_waiting_keeps_no_generation(
     appliance: StartAppliance, upstream: Callable[..., RawUpstream]
 ) -> None:
     url = upstream(answering(reply(bytes(100_000)))).url
-    one = appliance({"workers": WORKERS, "write_timeout_secs": 300}, upstream=url)
+    one = appliance({"workers": 1, "write_timeout_secs": 300}, upstream=url)
     client = connect_http2(one, settings={INITIAL_WINDOW_SIZE: 0})
     stream = client.open()
     client.wait(lambda: client.streams[stream].status, "the head")
     client.conn.reset_stream(stream)
     client.flush()
     client.close()
-    reload(one, header_timeout_secs=3)
-    wait_until(lambda: generations(one) == [1] * WORKERS, "the first generation has gone, and no time limit with it")
+    the_first_generation_ends(one)
+
+
+def test_a_request_answered_before_its_end_keeps_no_generation(
+    appliance: StartAppliance, upstream: Callable[..., RawUpstream]
+) -> None:
+    def by_the_head(wire: Wire) -> None:
+        wire.read_head()
+        wire.send(reply(b"no"))
+
+    one = appliance({"workers": 1}, upstream=upstream(by_the_head).url)
+    client = connect_http2(one)
+    stream = client.open(method="POST", end_stream=False)
+    client.wait(lambda: client.streams[stream].ended, "the answer")
+    client.close()
+    the_first_generation_ends(one)
 
 
 # -- certificates
