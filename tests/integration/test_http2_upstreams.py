@@ -553,8 +553,7 @@ def test_without_alpn_it_is_not_spoken(stage: Stage, tmp_path: Path) -> None:
 
     stage.upstreams[1].script = shake
     assert ask(stage, "tls.example.org").status == 502
-    lines = "\n".join(stage.appliance.event_lines())
-    assert "does not offer h2" in lines
+    wait_until(lambda: any("does not offer h2" in line for line in stage.appliance.event_lines()), "the log tells why")
 
 
 def test_status_counts_connections_and_not_streams(stage: Stage) -> None:
