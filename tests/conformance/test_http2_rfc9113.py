@@ -931,6 +931,31 @@ def test_10_5_rapid_reset() -> None:
     assert sum(isinstance(e, Request) for e in peer.events) <= 11
 
 
+def test_10_5_a_reset_that_takes_nothing_back_is_none_too_many() -> None:
+    peer = ClientPeer(Limits(resets=_FEW))
+    for stream_id in range(1, 81, 4):
+        peer.feed(h.headers(stream_id, POST, end_stream=False), h.headers(stream_id + 2, POST, end_stream=False))
+        peer.connection.send_head(stream_id, OK, end_stream=True)
+        peer.take()
+        assert peer.feed(h.rst_stream(stream_id, NO_ERROR)) == [StreamReset(stream_id, 0, True, "reset-by-peer")]
+        peer.connection.reset(stream_id + 2, NO_ERROR)
+        assert peer.feed(h.rst_stream(stream_id + 2, NO_ERROR)) == []  # it has crossed ours
+    assert lives(peer)
+    fails(peer, *[h.rst_stream(79)] * 11, code=ENHANCE_YOUR_CALM, reason="reset-flood")
+
+
+def test_10_5_a_reset_of_a_request_whose_answer_has_begun_counts() -> None:
+    peer = ClientPeer(Limits(resets=_FEW))
+    for stream_id in range(1, 21, 2):
+        peer.feed(h.headers(stream_id, POST, end_stream=False))
+        peer.connection.send_head(stream_id, OK)
+        peer.take()
+        assert peer.feed(h.rst_stream(stream_id)) == [StreamReset(stream_id, 8, True, "reset-by-peer")]
+    peer.feed(h.headers(21, POST, end_stream=False))
+    peer.connection.send_head(21, OK, end_stream=True)  # not taken yet
+    fails(peer, h.rst_stream(21), code=ENHANCE_YOUR_CALM, reason="reset-flood")
+
+
 LATE = {
     "data": h.data(1, b"x" * 100),
     "empty-data": h.data(1, end_stream=True),

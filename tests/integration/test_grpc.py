@@ -42,6 +42,7 @@ class Echo(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
             "Up": (grpc.stream_unary_rpc_method_handler, self.up),
             "Both": (grpc.stream_stream_rpc_method_handler, self.both),
             "Fail": (grpc.unary_unary_rpc_method_handler, self.fail),
+            "FailEarly": (grpc.stream_unary_rpc_method_handler, self.fail_early),
             "FailLate": (grpc.unary_stream_rpc_method_handler, self.fail_late),
             "Sleep": (grpc.unary_unary_rpc_method_handler, self.sleep),
             "Endless": (grpc.unary_stream_rpc_method_handler, self.endless),
@@ -70,6 +71,10 @@ class Echo(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no types
     def fail(self, request: bytes, context: Any) -> bytes:
         context.set_trailing_metadata((("x-why", "because"),))
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not today: 100% \u2713")
+        raise AssertionError
+
+    def fail_early(self, requests: Iterator[bytes], context: Any) -> bytes:
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, "whatever you are about to say")
         raise AssertionError
 
     def fail_late(self, request: bytes, context: Any) -> Iterator[bytes]:
@@ -153,6 +158,40 @@ def test_unary_with_metadata_both_ways(channel: Any, echo: Echo) -> None:
     assert [echo.metadata["x-mine"], echo.metadata["x-bytes-bin"]] == ["value", b"\x01\x02"]
     assert echo.metadata["x-forwarded-for"] == "127.0.0.1"
     assert echo.metadata["x-forwarded-proto"] == "https"
+
+
+def connection_errors(proxy: Appliance) -> int:
+    return int(proxy.status()["totals"]["http2_connection_errors"])
+
+
+def test_many_short_calls_are_no_flood(theatre: tuple[Appliance, Echo], channel: Any) -> None:
+    """grpcio sends a WINDOW_UPDATE or two for each message, however short."""
+    before = connection_errors(theatre[0])
+    unary = _call(channel, "unary_unary", "Unary")
+    for _ in range(10):
+        calls = [unary.future(b"short", timeout=PATIENCE_SECS) for _ in range(100)]
+        assert {call.result() for call in calls} == {b"short"}
+    assert connection_errors(theatre[0]) == before
+
+
+def test_many_calls_that_fail_before_they_have_ended_are_no_flood(
+    theatre: tuple[Appliance, Echo], channel: Any
+) -> None:
+    """grpcio resets a call that has failed before it was at its own end."""
+    before = connection_errors(theatre[0])
+    up = _call(channel, "stream_unary", "FailEarly")
+    for _ in range(400):
+        told = threading.Event()
+
+        def ask(told: threading.Event = told) -> Iterator[bytes]:
+            yield b"more to come"
+            told.wait(PATIENCE_SECS)
+
+        with pytest.raises(grpc.RpcError) as failed:
+            up(ask(), timeout=PATIENCE_SECS)
+        told.set()
+        assert failed.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert connection_errors(theatre[0]) == before
 
 
 def test_server_streaming(channel: Any) -> None:

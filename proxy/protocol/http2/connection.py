@@ -476,12 +476,24 @@ class Connection:
             raise ConnectionFault("frame-size")
         if self._is_idle(stream_id):
             raise ConnectionFault("idle-stream")
-        self._spend("reset-flood", self._limits.resets)
         stream = self._streams.get(stream_id)
+        if not self._is_due_reset(stream_id, stream):
+            self._spend("reset-flood", self._limits.resets)
         if stream is not None:
             self._close(stream)
             code = frames.unpack_long(payload)[0]
             self._events.append(StreamReset(stream_id, code, True, "reset-by-peer", code == REFUSED_STREAM))
+
+    def _is_due_reset(self, stream_id: int, stream: Stream | None) -> bool:
+        """Whether the peer's RST_STREAM takes nothing back: it has its answer and just does not end its request (gRPC
+        clients do so with each call that fails early); or it has crossed our own, which may happen once."""
+        if stream is not None:
+            return stream.answered and stream.local_ended
+        resets = self._resets if stream_id in self._resets else self._resets_before
+        if resets.get(stream_id, _ENDED) == _ENDED:
+            return False
+        resets[stream_id] = _ENDED
+        return True
 
     def _on_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
         """Section 6.5."""

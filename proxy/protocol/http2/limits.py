@@ -47,7 +47,8 @@ class Limits(NamedTuple):
     settings: Rate = Rate(32, 1)
     pings: Rate = Rate(200, 50)
     resets: Rate = Rate(200, 20)
-    """RST_STREAM of the peer, and streams that its faults made us reset or refuse ("rapid reset", "made you reset")."""
+    """RST_STREAM of the peer, and streams that its faults made us reset or refuse ("rapid reset", "made you reset").
+    Free: the first one on a stream that we have answered whole, or reset."""
     empty_frames: Rate = Rate(100, 10)
     """DATA, HEADERS and CONTINUATION frames that carry nothing and end nothing."""
     small_frames: Rate = Rate(4_096, 1_000)
@@ -55,7 +56,8 @@ class Limits(NamedTuple):
     priorities: Rate = Rate(512, 100)
     """PRIORITY and PRIORITY_UPDATE."""
     window_updates: Rate = Rate(512, 100)
-    """WINDOW_UPDATE, beyond four for each DATA frame that was sent to the peer."""
+    """WINDOW_UPDATE, beyond four for each DATA frame that was sent to the peer and for each end of a stream. A small
+    frame does not count while the body waits for more room."""
     unknown_frames: Rate = Rate(100, 10)
     late_frames: Rate = Rate(128, 20)
     """DATA and HEADERS on streams that we have reset, beyond what can have been under way: see ``Connection``."""

@@ -23,7 +23,8 @@ JOINED_BYTES: Final = 4_096
 """Pieces are put together up to so much: as objects, those of a few bytes take twenty times their size."""
 _UPDATES_A_FRAME: Final = 4
 _CREDITED_BYTES: Final = 512
-"""A smaller frame that ends nothing earns no WINDOW_UPDATE, else windows of an octet could go on for ever."""
+"""A smaller frame earns WINDOW_UPDATE only if nothing is left to send, a short message say: else windows of an octet
+could go on for ever."""
 _MAX_UPDATE_CREDIT: Final = 100_000
 
 
@@ -253,11 +254,10 @@ class Outbox:
                 parts += (frames.header(take, DATA, END_STREAM if ended else 0, stream.id), piece)
                 left -= take
                 sent += take
-                if ended or take >= _CREDITED_BYTES:
+                if take >= _CREDITED_BYTES or done == count:
                     self.update_credit += _UPDATES_A_FRAME
             del queue[:done]
             if sent:
-                self.update_credit = min(self.update_credit, _MAX_UPDATE_CREDIT)
                 self.window -= sent
                 stream.send_window -= sent
                 stream.queued -= sent
@@ -272,11 +272,14 @@ class Outbox:
             else:
                 parts += self._block(stream.id, stream.trailers, END_STREAM)
         if ended:
+            # Heads and trailers too: a gRPC client sends two for a call, whatever it is answered.
+            self.update_credit += _UPDATES_A_FRAME
             stream.ready = False
             stream.ending = False
             self._on_ended(stream)
         elif not stream.sendable:
             stream.ready = False
+        self.update_credit = min(self.update_credit, _MAX_UPDATE_CREDIT)
         return sent
 
     def _emit_whole(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:

@@ -203,6 +203,25 @@ def test_who_takes_frames_may_open_windows() -> None:
         assert peer.feed(h.window_update(1, 1_000), h.window_update(0, 1_000)) == []
 
 
+def test_short_messages_and_ends_of_answers_open_windows_too() -> None:
+    """What gRPC is: a few octets, then trailers; or nothing but a head that ends the answer."""
+    peer = ClientPeer(Limits(window_updates=Rate(2, 0)))
+    both = h.window_update(0, 5) * 2
+    for stream_id in range(1, 41, 4):
+        peer.feed(h.headers(stream_id), h.headers(stream_id + 2))
+        peer.connection.send_head(stream_id, OK)
+        for _ in range(10):
+            peer.connection.send_data(stream_id, b"short")
+            peer.take()
+            assert peer.feed(h.window_update(stream_id, 5), both) == []
+        peer.connection.send_trailers(stream_id, OK)
+        peer.take()
+        assert peer.feed(both) == []
+        peer.connection.send_head(stream_id + 2, OK, end_stream=True)
+        peer.take()
+        assert peer.feed(both) == []
+
+
 def test_a_reset_drops_what_is_queued() -> None:
     peer = opened(None, None)
     peer.connection.reset(1, 8)
