@@ -23,9 +23,13 @@ PLAY = """
   connection: local
   gather_facts: false
   tasks:
+    - name: Look at them
+      ansible.builtin.include_role: {name: ulimits, tasks_from: look}
     - name: Raise them
       ansible.builtin.include_role: {name: ulimits, tasks_from: kernel}
 """
+SYSTEMCTL = "#!/bin/sh\necho 524288\n"
+"""Where the tests run there may be no service manager to ask."""
 
 
 def bound(name: str) -> int:
@@ -36,10 +40,14 @@ def bound(name: str) -> int:
 def play(folder: Path, **variables: int) -> str:
     """What the role's task file says it would do, with differences. Nothing is done."""
     (folder / "play.yml").write_text(PLAY)
+    (folder / "bin").mkdir()
+    (folder / "bin/systemctl").write_text(SYSTEMCTL)
+    (folder / "bin/systemctl").chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")} | {
         "ANSIBLE_HOME": str(folder / "home"),
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_NOCOLOR": "1",
+        "PATH": f"{folder}/bin:{os.environ['PATH']}",
     }
     program = str(Path(sys.executable).parent / "ansible-playbook")
     variables_of_it = {"ansible_python_interpreter": sys.executable, **variables}
