@@ -30,6 +30,8 @@ class Problem:
     hint: str = ""
     other: Loc | None = None
     """Where the other half of a contradiction is."""
+    lacks: Loc | None = None
+    """The key whose absence is the fault: nothing is lacking where it is there, but refused itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ def conflicts(settings: Settings) -> Iterator[Problem]:
     """Yield what is wrong between the tables of ``settings``, whose values are each acceptable alone."""
     yield from _shares(settings)
     if settings.group is not None and settings.user is None:
-        yield Problem(("group",), shown(settings.group), "`user` beside it", "the group is that user's")
+        yield Problem(
+            ("group",), shown(settings.group), "`user` beside it", "the group is that user's", lacks=("user",)
+        )
     yield from _lists((), settings)
     yield from _addresses(settings)
     yield from _hosts(settings)
@@ -129,6 +133,7 @@ def _lists(loc: Loc, lists: Settings | Site) -> Iterator[Problem]:
             "networks",
             "`deny` beside them",
             'allow names exceptions from it; to let in nobody else, write deny = ["all"]',
+            lacks=(*loc, "deny"),
         )
 
 

@@ -174,7 +174,9 @@ def _settings(
         found.extend(problems(error))
         draft = _remainder(frozen, found, base_dir)
     if draft is not None:
-        found.extend(_original(problem, draft.kept) for problem in conflicts(draft.settings))
+        refused = [problem.loc for problem in found]
+        across = (_original(problem, draft.kept) for problem in conflicts(draft.settings))
+        found.extend(problem for problem in across if not _is_below(refused, problem.lacks))
     if not frozen.get("sites"):
         found.extend(_no_sites(found))
     if draft is not None and not found:
@@ -223,7 +225,13 @@ def _original(problem: Problem, kept: Mapping[str, list[int]]) -> Problem:
         return loc
 
     other = None if problem.other is None else mapped(problem.other)
-    return Problem(mapped(problem.loc), problem.found, problem.wanted, problem.hint, other)
+    lacks = None if problem.lacks is None else mapped(problem.lacks)
+    return Problem(mapped(problem.loc), problem.found, problem.wanted, problem.hint, other, lacks)
+
+
+def _is_below(locs: list[Loc], key: Loc | None) -> bool:
+    """Whether one of ``locs`` is ``key`` or a part of it."""
+    return key is not None and any(loc[: len(key)] == key for loc in locs)
 
 
 def _no_sites(found: list[Problem]) -> list[Problem]:

@@ -341,6 +341,23 @@ def test_every_bad_line_of_a_list_is_told_up_to_ten(tmp_path: Path) -> None:
     assert f"found 4990 more bad lines in {networks}; wanted " in lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('deny = ["file:none.txt"]\nallow = ["192.0.2.0/24"]', "config.toml:1: deny[0]"),
+        ('deny = ["192.0.2.300"]\nallow = ["192.0.2.0/24"]', "config.toml:1: deny[0]"),
+        ('user = true\ngroup = "www-data"', "config.toml:1: user"),
+    ],
+)
+def test_what_is_there_and_refused_is_not_called_missing(text: str, told: str) -> None:
+    assert only_error(text + SITE).startswith(f"{told}: found ")
+
+
+def test_an_empty_deny_beside_allow_is_told_with_the_other_faults() -> None:
+    lines = errors('deny = []\nallow = ["192.0.2.0/24"]\nmax_connections = 0' + SITE)
+    assert [line.split(": ")[1] for line in lines] == ["allow", "max_connections"]
+
+
 def test_header_values_are_not_shown() -> None:
     line = only_error(SITE + 'request_headers.set.Authorization = "Bearer hunter2\\n"')
     assert "hunter2" not in line
