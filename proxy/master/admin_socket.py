@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import struct
 
 from proxy.config.place import faults_at
 from proxy.errors import ConfigError, StartError
+from proxy.master.status_client import answering_pid
 
 BACKLOG = 16
 _OWNER_ONLY = 0o177  # umask: a socket file of mode 0600 from its first moment
 _CONNECT_TIMEOUT_SECS = 1.0
+_ANSWER_TIMEOUT_SECS = 1.0
 
 
 def bind_admin_socket(path: str) -> socket.socket:
@@ -76,10 +77,10 @@ def _clear_stale(path: str) -> None:
         except OSError as error:  # a full backlog or a lack of permission: somebody lives there
             raise StartError(f"the admin socket {path} is in use: {error.strerror or error}") from error
         else:
-            pid = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))[
-                0
-            ]
-            raise StartError(f"another instance (pid {pid}) answers on the admin socket {path}: stop it first")
+            # SO_PEERCRED would name the process that called listen(2), which an upgrade has ended.
+            pid = answering_pid(path, _ANSWER_TIMEOUT_SECS)
+            who = "another instance" if pid is None else f"another instance (pid {pid})"
+            raise StartError(f"{who} answers on the admin socket {path}: stop it first")
 
 
 def _unlink(path: str) -> None:

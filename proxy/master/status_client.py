@@ -28,6 +28,17 @@ def fetch_status(paths: Sequence[str]) -> dict[str, Any]:
     return _find(paths)[1]
 
 
+def answering_pid(path: str, timeout_secs: float) -> int | None:
+    """The pid that the instance on ``path`` gives as its own; None where it gives none within ``timeout_secs``."""
+    try:
+        _, body = _request(path, "GET", STATUS, timeout_secs)
+        document = json.loads(body)
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    pid = document.get("pid") if isinstance(document, dict) else None
+    return pid if isinstance(pid, int) else None
+
+
 def look(paths: Sequence[str], target: str) -> dict[str, Any]:
     """What the one instance that answers on one of ``paths`` shows at ``target``. Raises as ``fetch_status``."""
     path, _ = _find(paths)

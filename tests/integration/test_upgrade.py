@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartAppliance
-from tests.harness import Appliance, RawUpstream, Wire, alive, cli, connect_tls, wait_until
+from tests.harness import Appliance, FreePorts, RawUpstream, Wire, alive, cli, connect_tls, wait_until
 from tests.harness.generations import Generations
 from tests.harness.http2_wire import connect_http2
+from tests.harness.toml import to_toml
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LAST_GET = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -173,6 +174,20 @@ def test_three_upgrades_refuse_and_reset_nobody(
     assert not Path(one.admin_socket).exists()
     assert [len(line.events(name)) for name in ("upgrade.started", "upgrade.handed_over", "stopped")] == [3, 3, 4]
     assert not line.events("upgrade.failed")
+
+
+def test_the_new_master_is_the_one_that_holds_the_admin_socket(generations: StartGenerations) -> None:
+    line = generations()
+    pid = line.upgrade()
+    ports = FreePorts()
+    off = {"enabled": False}
+    here = {"listeners": [{"address": f"127.0.0.1:{ports.take()}"}], "health": off, "redirect": off}
+    again = line.one.folder / "again.toml"
+    again.write_text(to_toml(line.one.config | here))
+    ports.release()
+    refused = cli("run", "--config", str(again))
+    assert refused.returncode == 1
+    assert f"another instance (pid {pid}) answers on the admin socket" in refused.stderr
 
 
 def test_what_is_under_way_ends_intact(generations: StartGenerations, upstream: Callable[..., RawUpstream]) -> None:
