@@ -19,6 +19,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from proxy.config.place import collected, faults_at, raise_together
+from proxy.config.refusal import RefusedError
 from proxy.config.schema import Listener, UpstreamTls
 from proxy.errors import ConfigError, OperatorError
 from proxy.tls.certificates import CertificateInfo, CertificateNames, LoadedCertificate, load_certificate
@@ -32,6 +33,7 @@ SERVER_CIPHERS: Final = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 
 _VERSIONS: Final[Mapping[str, ssl.TLSVersion]] = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _MAX_HOSTS_IN_WARNING: Final = 5
+_WANTED_CA: Final = "a readable bundle of CAs in PEM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +194,20 @@ class UpstreamTrust:
 
 
 def upstream_trust(options: UpstreamTls) -> UpstreamTrust:
-    """Read ``options.ca`` and make the context of it. Raises ``ConfigError`` for what cannot be read or used."""
-    ca = None
-    if options.ca is not None:
+    """Read ``options.ca`` and make the context of it.
+
+    Raises ``ConfigError`` for what cannot be read or used, its key relative to the table of ``options``.
+    """
+    if options.ca is None:
+        return UpstreamTrust(None, upstream_context(options, None))
+    with faults_at("ca"):
         try:
             with open(options.ca, "rb") as file:
                 ca = file.read()
         except OSError as error:
-            raise ConfigError(
-                f"upstream_tls.ca = {options.ca!r} cannot be read by user {os.geteuid()}: {error.strerror}"
-            ) from error
-    return UpstreamTrust(ca, upstream_context(options, ca))
+            reason = f"which user {os.geteuid()} cannot read ({error.strerror})"
+            raise RefusedError(f"{options.ca!r}, {reason}", _WANTED_CA) from error
+        return UpstreamTrust(ca, upstream_context(options, ca))
 
 
 def upstream_context(
@@ -224,19 +229,17 @@ def upstream_context(
     if ca is None:
         context.load_default_certs()
         if not context.cert_store_stats()["x509_ca"] and not _has_trust_folder():
-            raise ConfigError(
-                "upstream_tls: this system has no trust store to verify https:// upstreams with: "
-                "install ca-certificates, or set upstream_tls.ca"
+            raise RefusedError(
+                "no trust store on this system",
+                "one to verify https:// upstreams with",
+                "install ca-certificates, or set upstream_tls.ca",
             )
         return context
     try:
         with _as_path(ca) as path:
             context.load_verify_locations(cafile=path)
     except ssl.SSLError as error:
-        raise ConfigError(
-            f"upstream_tls.ca = {options.ca!r}: found no certificate in PEM in it ({error.reason}): "
-            "name a bundle of CAs"
-        ) from error
+        raise RefusedError(f"no certificate in PEM in {options.ca!r} ({error.reason})", _WANTED_CA) from error
     return context
 
 

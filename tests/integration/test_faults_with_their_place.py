@@ -25,12 +25,33 @@ LISTENER = """
 [[listeners]]
 address = "127.0.0.1:1"
 """
+TRUSTING_SITE = """
+[[sites]]
+hosts = ["wiki.example.org"]
+upstreams = ["https://127.0.0.1:9"]
+upstream_tls = {{ ca = "nosuch.pem" }}
+"""
+TRUSTING_ROUTE = """
+routes = [
+  {{ path = "/api", upstreams = ["https://127.0.0.1:9"], upstream_tls = {{ ca = "nosuch.pem" }} }},
+]
+"""
 CERTIFICATE = 'certificates = [{{ chain = "nope.pem", key = "nope.key" }}]\n'
 
 FAULTS = {
     "certificate": (HEAD + LISTENER + CERTIFICATE + SITE, ":9: listeners[0].certificates[0]: ", "nope.pem"),
     "log": (HEAD + LISTENER + SITE + '[access_log]\npath = "/proc/none/a.log"\n', ":14: access_log.path", "/proc/none"),
     "user": ('user = "nobody-at-all"\n' + HEAD + LISTENER + SITE, ":1: user: ", "nobody-at-all"),
+    "upstream CA": (
+        HEAD + LISTENER + SITE + TRUSTING_SITE,
+        ":17: sites[1].upstream_tls.ca: found ",
+        "nosuch.pem', which user ",
+    ),
+    "upstream CA of a route": (
+        HEAD + LISTENER + SITE + TRUSTING_ROUTE,
+        ":15: sites[0].routes[0].upstream_tls.ca: found ",
+        "wanted a readable bundle of CAs in PEM",
+    ),
     "budget": (HEAD.replace("100", "90000") + LISTENER + SITE, ":1: max_connections = 90000 needs ", "LimitNOFILE="),
 }
 
