@@ -25,6 +25,8 @@ from tests.harness.wire import TIMEOUT_SECS, Wire, connect_tcp, connect_tls
 START_TIMEOUT_SECS = 30.0
 STOP_TIMEOUT_SECS = 20.0
 START_ATTEMPTS = 3
+LOOK_TIMEOUT_SECS = 3.0
+"""Of one look whether it is ready: a socket that was handed over may have a queue that nobody takes from."""
 EVIDENCE_LINES = 40
 
 # Runs the rest of its arguments with the descriptors of the first one at 3, 4, ... and LISTEN_* set for it.
@@ -244,9 +246,9 @@ class Appliance:
         """A plain connection to the redirect listener."""
         return connect_tcp(self.redirect_port)
 
-    def health(self, path: str = "/healthz") -> tuple[int, bytes]:
+    def health(self, path: str = "/healthz", timeout_secs: float = TIMEOUT_SECS) -> tuple[int, bytes]:
         """Status and body of a GET on the health listener. Raises OSError when nobody listens."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.health_port, timeout=TIMEOUT_SECS)
+        connection = http.client.HTTPConnection("127.0.0.1", self.health_port, timeout=timeout_secs)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -257,7 +259,7 @@ class Appliance:
     def ready(self) -> bool:
         """Whether /readyz answers 200."""
         try:
-            return self.health("/readyz")[0] == 200
+            return self.health("/readyz", LOOK_TIMEOUT_SECS)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
 
