@@ -12,9 +12,10 @@ from typing import Final
 
 from proxy.budget import LOGS, Budget, Inputs, Limits, Verdict, arithmetic, calculate
 from proxy.config.effective import effective_client_cap, effective_max_handshakes
+from proxy.config.locate import Loc
 from proxy.config.place import collected, faults_at, faults_under, raise_together
-from proxy.config.schema import AUTO, Settings, UpstreamTls
-from proxy.errors import ConfigError, OperatorError
+from proxy.config.schema import AUTO, RouteOptions, Settings, UpstreamTls
+from proxy.errors import ConfigError, OperatorError, StartError
 from proxy.master.listeners import ListenPlan, plan_listeners
 from proxy.master.processors import available_processors
 from proxy.tls.contexts import ListenerTls, UpstreamTrust, load_certificates, make_base_contexts, upstream_trust
@@ -112,8 +113,8 @@ def _is_the_kernels(folder: str) -> bool:
 def load_tls(plan: Plan, *, store: bool) -> TlsMaterial:
     """Load every certificate and trust store; with ``store`` false nothing is written.
 
-    Raises ConfigError for what is missing, unreadable or does not match, StartError for an unusable state folder; for
-    several faults the first one, with the ``others``.
+    Raises ConfigError for what is missing, unreadable or does not match, StartError for a state folder that turns out
+    to be unusable though `check` would take it; for several faults the first one, with the ``others``.
     """
     settings = plan.settings
     hosts = tuple(host for site in settings.sites for host in site.hosts)
@@ -127,20 +128,34 @@ def load_tls(plan: Plan, *, store: bool) -> TlsMaterial:
                 one.listener, label=str(one.address), site_hosts=hosts, state_dir=settings.state_dir, store=store
             )
             loaded.append(ListenerTls(certificates))
-    for options in _upstream_tls(settings):
-        with collected(faults):
+    if any(isinstance(fault, StartError) for fault in faults):
+        faults = _with_state_dir_once(plan, faults)
+    for options, key in _upstream_tls(settings).items():
+        with collected(faults), faults_under(*key):
             upstream[options] = upstream_trust(options)
     raise_together(faults)
     return TlsMaterial(tuple(loaded), upstream)
 
 
-def _upstream_tls(settings: Settings) -> set[UpstreamTls]:
-    """Each distinct way in which some route verifies an https upstream."""
-    found = set()
-    for site in settings.sites:
-        for options in (site, *site.routes):
+def _with_state_dir_once(plan: Plan, faults: list[OperatorError]) -> list[OperatorError]:
+    """Have the fault of state_dir, as `check` tells it, in place of the StartError of each listener that met it."""
+    try:
+        require_state_dir(plan.settings, plan.listen)
+    except ConfigError as error:
+        return [error, *(fault for fault in faults if not isinstance(fault, StartError))]
+    return faults
+
+
+def _upstream_tls(settings: Settings) -> dict[UpstreamTls, Loc]:
+    """Each distinct way in which some route verifies an https upstream, with the table that first says so."""
+    found: dict[UpstreamTls, Loc] = {}
+    for index, site in enumerate(settings.sites):
+        of_site: Loc = ("sites", index)
+        tables: list[tuple[Loc, RouteOptions]] = [(of_site, site)]
+        tables += [((*of_site, "routes", number), route) for number, route in enumerate(site.routes)]
+        for key, options in tables:
             upstreams = site.upstreams if options.upstreams is None else options.upstreams
-            tls = site.upstream_tls if options.upstream_tls is None else options.upstream_tls
+            tls, owner = (site.upstream_tls, of_site) if options.upstream_tls is None else (options.upstream_tls, key)
             if any(upstream.startswith("https:") for upstream in upstreams or ()):
-                found.add(tls or UpstreamTls())
+                found.setdefault(tls or UpstreamTls(), (*owner, "upstream_tls"))
     return found
