@@ -53,7 +53,7 @@ def check(path: str, limits: Limits) -> Report:
         settings = load_settings(path)
         plan = make_plan(settings, limits)
     except OperatorError as error:
-        return Report(path, (str(error),), (), None)
+        return Report(path, tuple(str(error).split("\n")), (), None)
     errors: list[str] = []
     memory = memory_budget(settings, plan.budget)
     warnings = [*nobody_is_served(settings), *plan.listen.skipped, *memory.warnings]

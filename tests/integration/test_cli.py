@@ -171,6 +171,14 @@ def test_check_judges_for_programs(config: Callable[..., str]) -> None:
     assert len(shown["errors"]) == 1
 
 
+def test_each_fault_is_one_element_for_programs(config: Callable[..., str]) -> None:
+    path = config(max_connections=0, workers=0, drain_timeout_secs=-1)
+    result = cli("check", "--config", path, "--json")
+    told = json.loads(result.stdout)["errors"]
+    assert [line.split(": ")[1] for line in told] == ["max_connections", "workers", "drain_timeout_secs"]
+    assert result.stderr.splitlines() == [f"reverse-proxy: {line}" for line in told]
+
+
 def test_check_names_every_fault_at_once(config: Callable[..., str], tmp_path: Path) -> None:
     missing = {"chain": str(tmp_path / "no-chain.pem"), "key": str(tmp_path / "no-key.pem")}
     path = config(
@@ -218,6 +226,18 @@ def test_check_refuses_a_state_folder_that_cannot_be_made(config: Callable[..., 
     refused(
         cli("check", "--config", path, "--nofile", "4096"), 2, f"{path}:1: state_dir = '{folder}' cannot be written"
     )
+
+
+def test_run_refuses_a_file_in_place_of_the_state_folder_as_check_does(
+    config: Callable[..., str], tmp_path: Path, ports: FreePorts
+) -> None:
+    (tmp_path / "state").write_text("a file")
+    path = config(listeners=[{"address": f"127.0.0.1:{ports.take()}"}], health={"enabled": False})
+    ports.release()
+    told = [cli(command, "--config", path, nofile=4096) for command in ("check", "run")]
+    for result in told:
+        refused(result, 2, f"{path}:1: state_dir = '{tmp_path}/state' cannot be written")
+    assert told[0].stderr == told[1].stderr
 
 
 def test_check_binds_no_port_and_writes_nothing(config: Callable[..., str], tmp_path: Path) -> None:
