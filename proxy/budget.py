@@ -39,6 +39,7 @@ UNLIMITED_AS = 1_048_576
 MAX_WORKERS = 256
 MAX_CONNECTIONS = 1_000_000
 """The largest counts that a configuration may name."""
+_ADDRESS = "a string (IP address and port)"
 _SHOWN_CHARACTERS = 80
 _EXACT = 1e15
 """Floats below it show each of their digits."""
@@ -394,17 +395,22 @@ def inputs_of(settings: Mapping[str, Any], *, processors: int, ipv6: bool) -> In
 
     ``settings`` is a parsed configuration file. ``processors`` is what ``workers = "auto"`` comes to on the host;
     ``ipv6`` whether the host has it, since the default IPv6 addresses are skipped where it has not.
-    Raises ConfigurationError with every value that the budget cannot count with; the rest is not judged.
+    Raises ConfigurationError with every value that the budget cannot count with, and with sites and addresses that have
+    the wrong shape, so that a deployment tool may look them up afterwards; the rest is not judged.
     """
     top = _Table(settings, "", [])
     addresses = 2 if ipv6 else 1
     workers = top.count_or_auto("workers", 1, MAX_WORKERS)
     clients = top.count_or_auto("max_connections", 1024, MAX_CONNECTIONS)
     upstreams = top.count("max_upstream_connections", 0) if "max_upstream_connections" in settings else None
-    listeners = top.listeners()
+    listeners = top.tables("listeners")
+    for listener in listeners:
+        listener.address("address", required=True)
+    top.tables("sites")
     redirect, health, admin = (top.table(name) for name in ("redirect", "health", "admin"))
     redirecting, redirect_cap = redirect.flag("enabled"), redirect.count("max_connections", 64)
     redirect_addresses = redirect.addresses(addresses)
+    health.address("address")
     healthy, health_cap = health.flag("enabled"), health.count("max_connections", 32)
     admin_cap = admin.count("max_connections", 8)
     if top.faults:
@@ -413,7 +419,7 @@ def inputs_of(settings: Mapping[str, Any], *, processors: int, ipv6: bool) -> In
         workers=processors if workers == "auto" else workers,
         max_connections=clients,
         max_upstream_connections=upstreams,
-        https_listeners=listeners or addresses,
+        https_listeners=len(listeners) or addresses,
         redirect_listeners=redirect_addresses if redirecting else 0,
         redirect_cap=redirect_cap if redirecting else 0,
         health_cap=health_cap if healthy else 0,
@@ -478,27 +484,49 @@ class _Table:
         value = self._values.get(key, {})
         if isinstance(value, dict):
             return _Table(value, key, self.faults)
-        self._refuse(key, "a table", f"write [{key}] with single brackets" if isinstance(value, list) else "")
+        name = key.partition("[")[0]
+        self._refuse(key, "a table", f"write [{name}] with single brackets" if isinstance(value, list) else "")
         return _Table({}, key, self.faults)
 
-    def listeners(self) -> int:
-        """How many there are."""
-        value = self._values.get("listeners", [])
+    def tables(self, key: str) -> list[_Table]:
+        """Those of an array of them, without what is none."""
+        value = self._values.get(key, [])
         if isinstance(value, list):
-            return len(value)
-        hint = "write [[listeners]] with two brackets"
-        if not isinstance(value, dict):
-            hint += f", below it address = {_shown(value)}"
-        self._refuse("listeners", "an array of tables", hint)
-        return 0
+            parts = self._parts(key, value)
+            given = {name: parts.table(name) for name in parts._values}
+            return [table for name, table in given.items() if isinstance(parts._values[name], dict)]
+        hint = ""
+        if isinstance(value, dict) or key == "listeners":
+            hint = f"write [[{key}]] with two brackets"
+            if not isinstance(value, dict):
+                hint += f", below it address = {_shown(value)}"
+        elif isinstance(value, str):
+            hint = f"write [{_shown(value)}] with brackets"
+        self._refuse(key, "an array of tables", hint)
+        return []
+
+    def address(self, key: str, *, required: bool = False) -> None:
+        """Only whether it is a string: the daemon judges what is in it."""
+        if key not in self._values:
+            if required:
+                self._refuse(key, _ADDRESS, f"the key {_shown(key)} is required")
+        elif not isinstance(value := self._values[key], str):
+            self._refuse(key, _ADDRESS, "" if isinstance(value, dict | list) else "write the value in quotes")
 
     def addresses(self, default: int) -> int:
         """How many there are."""
-        value = self._values.get("addresses", [None] * default)
+        value = self._values.get("addresses")
+        if "addresses" not in self._values:
+            return default
         if isinstance(value, list) and value:
+            parts = self._parts("addresses", value)
+            for name in parts._values:
+                parts.address(name)
             return len(value)
         hint = f"write [{_shown(value)}] with brackets" if isinstance(value, str) else ""
-        if value == []:
+        if isinstance(value, dict):
+            hint = f"write [[{self._name}.addresses]] with two brackets"
+        elif value == []:
             hint = "leave the key out to have the default or the site's value"
         self._refuse("addresses", "an array of strings (IP address and port), not empty", hint)
         return default
@@ -531,9 +559,15 @@ class _Table:
         self._refuse(key, f'an integer from 1 to {most}, or "auto"', _plain_number(value))
         return default
 
+    def _parts(self, key: str, array: Sequence[Any]) -> _Table:
+        """The values of an array, by the names that they have in what is said of them."""
+        return _Table({f"{key}[{index}]": value for index, value in enumerate(array)}, self._name, self.faults)
+
     def _refuse(self, key: str, wanted: str, hint: str) -> None:
-        value = self._values[key]
-        found = "an empty array" if value == [] and key == "addresses" else _shown(value)
+        found = "nothing"
+        if key in self._values:
+            value = self._values[key]
+            found = "an empty array" if value == [] and key == "addresses" else _shown(value)
         name = f"{self._name}.{key}" if self._name else key
         self.faults.append(f"{name}: found {found}; wanted {wanted}" + (f"; {hint}" if hint else ""))
 

@@ -131,18 +131,35 @@ FAULTY = {
         "[redirect]\naddresses = []\nenabled = 12:00:00\n"
     ),
     "what a terminal could obey": 'workers = "\\u001b[2J\\u007f\\n"\nmax_connections = "' + "x" * 100 + '"\n',
+    "listeners that are no tables": 'listeners = ["192.0.2.1:443", 3, {}, [1], {address = 443}, {address = ["a"]}]\n',
+    "addresses of other shapes": (
+        '[redirect]\naddresses = [80, "0.0.0.0:81", [1], {a = 1}, true, 1.5]\n[health]\naddress = 9900\n'
+        "[[listeners]]\naddress = { a = 1 }\n"
+    ),
+    "addresses that are tables": "[redirect]\naddresses = { a = 1 }\n[health]\naddress = 2026-11-29\n",
+    "numbers and arrays in place of tables": 'health = 5\nredirect = ["0.0.0.0:80"]\nadmin = "x"\n',
     "of what is off": (
-        "[redirect]\nenabled = false\nmax_connections = 0\n[health]\nenabled = false\nmax_connections = 0\n"
+        "[redirect]\nenabled = false\nmax_connections = 0\naddresses = [80]\n"
+        "[health]\nenabled = false\nmax_connections = 0\naddress = 9900\n"
     ),
 }
 
 
 @pytest.mark.parametrize("text", FAULTY.values(), ids=FAULTY)
 def test_every_bad_key_is_told_at_once_and_in_the_words_of_the_daemon(text: str) -> None:
-    code, answered, complaints = ask(question(text + SITE, file="proxy.toml"))
+    assert_told_as_the_daemon_does(text + SITE)
+
+
+@pytest.mark.parametrize("value", ['"x"', "5", "true", '{ hosts = ["a"] }', '["x"]', "[[1]]"])
+def test_sites_of_another_shape_are_told_in_the_words_of_the_daemon(value: str) -> None:
+    assert_told_as_the_daemon_does(f"sites = {value}\n")
+
+
+def assert_told_as_the_daemon_does(text: str) -> None:
+    code, answered, complaints = ask(question(text, file="proxy.toml"))
     assert (code, complaints) == (2, "")
     with pytest.raises(ConfigError) as caught:
-        load_text(text + SITE, file="proxy.toml", base_dir=None)
+        load_text(text, file="proxy.toml", base_dir=None)
     without_lines = [re.sub("^proxy.toml:[0-9]+", "proxy.toml", line) for line in str(caught.value).splitlines()]
     assert sorted(json.loads(answered)["faults"]) == sorted(without_lines)
 

@@ -26,6 +26,8 @@ CONFIGURATION = "the configuration"
 DEFAULT_HTTPS = ("0.0.0.0:443", "[::]:443")
 DEFAULT_REDIRECT = ("0.0.0.0:80", "[::]:80")
 DEFAULT_HEALTH = "127.0.0.1:9900"
+UNFORESEEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a value of a shape that nobody thought of ends in."""
 
 Question = Mapping[str, Any]
 
@@ -67,13 +69,15 @@ def ask_budget(program: str, question: Question) -> dict[str, Any]:
         [sys.executable, "-I", program], input=json.dumps(asked), capture_output=True, text=True, check=False
     )
     if not done.stdout:
-        raise ValueError(done.stderr.strip() or f"{program} ended with {done.returncode}")
+        # The last line: of a traceback, too, it is the one that says what happened.
+        raise ValueError((done.stderr.strip() or f"{program} ended with {done.returncode}").splitlines()[-1])
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
 def wanted_addresses(settings: Mapping[str, Any]) -> list[str]:
-    listeners = [one.get("address", "") for one in settings.get("listeners", [])] or list(DEFAULT_HTTPS)
+    """Of settings that budget.py found no fault with: they have the shapes that are looked up here."""
+    listeners = [one["address"] for one in settings.get("listeners", [])] or list(DEFAULT_HTTPS)
     redirect, health = settings.get("redirect", {}), settings.get("health", {})
     if redirect.get("enabled", True):
         listeners += redirect.get("addresses", DEFAULT_REDIRECT)
@@ -198,30 +202,40 @@ def certificates(question: Question) -> Iterator[str]:
 
 
 def sites(settings: Mapping[str, Any]) -> Iterator[str]:
-    if not settings.get("sites"):
+    if settings.get("sites", []) == []:
         yield (
             f"{CONFIGURATION} has no site: set proxy_config, such as"
             " {sites: [{hosts: [git.example.org], upstreams: ['http://127.0.0.1:3000']}]}"
         )
 
 
+def safely(part: Iterator[str]) -> Iterator[str]:
+    """Its refusals. What nobody thought of is one more of them, beside those of the other parts."""
+    try:
+        yield from part
+    except UNFORESEEN as error:
+        yield f"a part could not be judged, {unforeseen(error)}: correct what this is about; nothing was changed"
+
+
+def unforeseen(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
 def judge(program: str, question: Question) -> dict[str, Any]:
     try:
         settings = tomllib.loads(question["configuration"])
         budget = ask_budget(program, question)
-        refusals, counted = [*budget["faults"], *sites(settings)], not budget["faults"]
+        refusals, counted = [*budget["faults"], *safely(sites(settings))], not budget["faults"]
     except ValueError as error:
         refusals, counted = [f"{CONFIGURATION}: {error}"], False
-    refusals += certificates(question)
+    except UNFORESEEN as error:
+        refusals, counted = [f"{CONFIGURATION} could not be judged, {unforeseen(error)}"], False
+    refusals += safely(certificates(question))
     if not counted:
         # What needs no configuration is judged all the same.
-        return {"refusals": [*refusals, *software(question)], "budget": None, "report": []}
-    refusals += [
-        *limits(question, budget),
-        *resources(question, budget),
-        *ports_taken(question, settings),
-        *software(question),
-    ]
+        return {"refusals": [*refusals, *safely(software(question))], "budget": None, "report": []}
+    parts = (limits(question, budget), resources(question, budget), ports_taken(question, settings), software(question))
+    refusals += [refusal for part in parts for refusal in safely(part)]
     return {"refusals": refusals, "budget": budget, "report": budget["text"].splitlines()}
 
 
