@@ -97,7 +97,7 @@ def test_auto_is_counted_with_the_hosts_processors() -> None:
     assert "max_connections = 4 is below workers = 8" in refusal
 
 
-def certificate_faults(certificates: list[dict[str, str]], folder: Path) -> list[str]:
+def certificate_faults(certificates: object, folder: Path) -> list[str]:
     """What the role itself asks with, evaluated by Ansible."""
     role = FILES.parent
     given = folder / "given.json"
@@ -138,6 +138,46 @@ def test_what_is_missing_on_the_controller_is_told_with_the_rest(tmp_path: Path)
     ]
 
 
+def test_certificates_of_another_shape_are_told_in_plain_words(tmp_path: Path) -> None:
+    (tmp_path / "there.pem").write_text("PEM")
+    assert [
+        fault.partition(":")[0]
+        for fault in certificate_faults(
+            [
+                {"src": "there.pem"},
+                {"dest": 5, "content": "PEM"},
+                {"dest": "tls/a.pem"},
+                {"dest": "../k.pem", "src": "there.pem"},
+                {"dest": "/etc/k.pem", "content": "PEM"},
+                {"dest": "tls/both.pem", "src": "there.pem", "content": "PEM"},
+                {"dest": "tls/b.pem", "src": ["there.pem"]},
+                {"dest": "tls/c.pem", "content": None},
+                {"dest": "tls/d.pem", "src": "{{ nobody_defined_it }}"},
+                "there.pem",
+                {"dest": "tls/..good.pem", "src": "there.pem"},
+            ],
+            tmp_path,
+        )
+    ] == [
+        "number 1 of proxy_certificates has no dest",
+        "number 2 of proxy_certificates has no dest",
+        "tls/a.pem has neither src nor content",
+        "../k.pem has a dest that is no file below the folder of the configuration",
+        "/etc/k.pem has a dest that is no file below the folder of the configuration",
+        "tls/both.pem has both src and content",
+        "tls/b.pem has a src that is no path",
+        "tls/c.pem has a content that is no text",
+        "tls/d.pem has a src that names an undefined variable",
+        "number 10 of proxy_certificates is no dictionary",
+    ]
+
+
+@pytest.mark.parametrize("given", ["x", {"dest": "tls/a.pem"}, 5, None])
+def test_certificates_that_are_no_list_are_told_so(given: object, tmp_path: Path) -> None:
+    (fault,) = certificate_faults(given, tmp_path)
+    assert fault.startswith("list proxy_certificates is none: write [{dest: ")
+
+
 def test_every_reason_is_told_at_once() -> None:
     refusals = judged(
         {"nofile": 1024}, memory_mib=100, disk_mib=10, systemd="241", python={}, listening=[socket("0.0.0.0", 443)]
@@ -159,6 +199,56 @@ def test_every_bad_key_of_the_configuration_is_told_at_once() -> None:
             " {sites: [{hosts: [git.example.org], upstreams: ['http://127.0.0.1:3000']}]}"
         ),
         "systemd 241, needed is 247 or newer as process 1: use another host, or the container image (role compose)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('listeners = ["192.0.2.1:443"]\n', ['listeners[0]: found "192.0.2.1:443"; wanted a table']),
+        (
+            "listeners = [{address = 443}, {}]\n[redirect]\naddresses = [80]\n[health]\naddress = 9900\n",
+            [
+                "listeners[0].address: found 443; wanted a string (IP address and port); write the value in quotes",
+                (
+                    "listeners[1].address: found nothing; wanted a string (IP address and port);"
+                    ' the key "address" is required'
+                ),
+                "redirect.addresses[0]: found 80; wanted a string (IP address and port); write the value in quotes",
+                "health.address: found 9900; wanted a string (IP address and port); write the value in quotes",
+            ],
+        ),
+        ("health = 5\n", ["health: found 5; wanted a table"]),
+    ],
+)
+def test_addresses_of_another_shape_are_told_with_the_rest(text: str, said: list[str]) -> None:
+    refusals = judged({"configuration": text + SITE}, systemd="241")
+    assert refusals[:-1] == [f"the configuration: {reason}" for reason in said]
+    assert refusals[-1].startswith("systemd 241")
+
+
+def test_sites_of_another_shape_are_no_missing_site() -> None:
+    assert judged({"configuration": 'sites = "x"'}) == [
+        'the configuration: sites: found "x"; wanted an array of tables; write ["x"] with brackets'
+    ]
+
+
+def test_what_nobody_thought_of_is_a_refusal_beside_the_others() -> None:
+    odd = {"nofile": 1024, "configuration": "workers = 1\nmax_connections = 1024\n" + SITE}
+    refusals = judged(odd, listening=[{"port": 443}], systemd="241")
+    assert [refusal.partition(":")[0] for refusal in refusals] == [
+        "max_connections = 1024 needs 2185 descriptors in a worker, the limit is 1024 (soft) / 1024 (hard)",
+        "a part could not be judged, KeyError",
+        "systemd 241, needed is 247 or newer as process 1",
+    ]
+
+
+def test_a_configuration_that_nobody_thought_of_is_a_refusal_beside_the_others() -> None:
+    nested = {"configuration": f"x = {'[' * 5000}{']' * 5000}\n{SITE}"}
+    refusals = judged(nested, systemd="241")
+    assert [refusal.partition(":")[0] for refusal in refusals] == [
+        "the configuration could not be judged, RecursionError",
+        "systemd 241, needed is 247 or newer as process 1",
     ]
 
 
