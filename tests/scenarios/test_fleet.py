@@ -87,7 +87,7 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
-    for name in ("rollout.yml", "tasks"):
+    for name in ("rollout.yml", "check_target.yml", "tasks"):
         source, copy = ROOT / "playbooks" / name, tmp_path / "playbooks" / name
         copy.parent.mkdir(exist_ok=True)
         shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
