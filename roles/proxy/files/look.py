@@ -10,6 +10,8 @@ has the keys:
 - ``config_sha1``: of the configuration file, or empty; ``fresh``: whether one of the two folders is missing;
 - ``folders``: those of the first two, and that of releases, that are root's with mode 0755;
 - ``unit_text``: the unit and its drop-in; ``unit_state``: ``active``, ``failed``, ... as the service manager says.
+
+Exits with the service manager's complaint where it gives no answer.
 """
 
 from __future__ import annotations
@@ -45,10 +47,19 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
+def state_of(unit: str) -> str:
+    command = ["systemctl", "show", "--property=ActiveState", "--value", unit]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except OSError as error:
+        sys.exit(f"systemctl: {error.strerror}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"systemctl: {error.stderr.strip() or f'it ended with {error.returncode}'}")
+
+
 def main() -> None:
     install_dir, config_dir, config_file, unit, drop_in = sys.argv[1:]
     releases = Path(install_dir, "releases")
-    show = ["systemctl", "show", "--property=ActiveState", "--value", unit]
     answer = {
         "tag": f"{platform.machine()}-{(sys.implementation.cache_tag or '').replace('cpython-', 'cp')}",
         "makes_venv": all(importlib.util.find_spec(name) for name in ("ensurepip", "venv")),
@@ -62,7 +73,7 @@ def main() -> None:
         "fresh": not (Path(install_dir).is_dir() and Path(config_dir).is_dir()),
         "folders": [str(path) for path in (Path(install_dir), releases, Path(config_dir)) if is_roots(path)],
         "unit_text": text_of(Path("/etc/systemd/system", unit)) + text_of(Path(drop_in)),
-        "unit_state": subprocess.run(show, check=True, capture_output=True, text=True).stdout.strip(),
+        "unit_state": state_of(unit),
     }
     print(json.dumps(answer))
 
