@@ -11,6 +11,7 @@ from proxy.config.names import normalize_dns_name
 from proxy.config.refusal import RefusedError, shown
 
 URI_PLACEHOLDER: Final = "{uri}"
+MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path of Linux, unix(7), without the final NUL
 
 _WANTED_ROUTE: Final = 'a path such as "/api": it begins with "/" and has no query'
 _WANTED_TARGET: Final = '"https://host/path" or "/path", in which {uri} stands for the path and query asked for'
@@ -21,7 +22,6 @@ _STRAY_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _UNRESERVED: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 _AMBIGUOUS: Final = ("%2F", "%5C", "%00")
 _VISIBLE: Final = re.compile(r"[!-~]+")
-_MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path of Linux, unix(7), without the final NUL
 
 
 def normalize_route_path(text: str) -> str:
@@ -98,8 +98,8 @@ def check_absolute_path(text: str, wanted: str = "an absolute path") -> str:
 def check_socket_path(text: str) -> str:
     """Return the absolute path of a Unix socket, at most 107 bytes. Raises ``RefusedError``."""
     path = check_absolute_path(text, _WANTED_SOCKET)
-    if len(path.encode()) > _MAX_SOCKET_PATH_BYTES:
-        raise RefusedError(shown(text), _WANTED_SOCKET, f"the system allows at most {_MAX_SOCKET_PATH_BYTES} bytes")
+    if len(path.encode()) > MAX_SOCKET_PATH_BYTES:
+        raise RefusedError(shown(text), _WANTED_SOCKET, f"the system allows at most {MAX_SOCKET_PATH_BYTES} bytes")
     return path
 
 

@@ -50,11 +50,14 @@ def admin_sockets(environ: Mapping[str, str]) -> list[str]:
 
 
 def make_private_folder(path: str) -> None:
-    """Make ``path`` with mode 0700 where it is missing. Raises StartError."""
+    """Make ``path``, which is a ``state_dir``, with mode 0700 where it is missing. Raises StartError."""
+    remedy = "set XDG_STATE_HOME to a folder that this user can write"
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise StartError(f"cannot make the folder {path}: {error.strerror}") from error
+        raise StartError(f"cannot make the folder {path}: {error.strerror}; {remedy}") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise StartError(f"the folder {path} cannot be written by user {os.geteuid()}; {remedy}")
 
 
 def expand_listen(text: str) -> list[str]:

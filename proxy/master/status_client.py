@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 from urllib.parse import urlencode
 
+from proxy.config.paths import MAX_SOCKET_PATH_BYTES
 from proxy.errors import ConfigError, StartError
 from proxy.master.tables import Fitting, console_for, table
 
@@ -80,6 +81,10 @@ def _reason(path: str, error: Exception) -> str:
         kind = stat.S_IFSOCK
     if not stat.S_ISSOCK(kind):
         return "it is no socket but another kind of file"
+    if isinstance(error, PermissionError):
+        return f"{error.strerror}: ask as its owner or as root"
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        return f"the path of a socket has at most {MAX_SOCKET_PATH_BYTES} bytes"
     return getattr(error, "strerror", None) or type(error).__name__
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from proxy.errors import ConfigError
+from proxy.errors import ConfigError, StartError
 from proxy.master import quickstart
 from proxy.master.quickstart import demo_settings, serve_settings, state_dir
 
@@ -36,6 +37,17 @@ def test_the_admin_socket_is_where_its_user_may_write(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     assert quickstart.runtime_dir(environ) == folder
+
+
+def test_a_state_folder_that_cannot_be_used_is_told_with_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    remedy = "; set XDG_STATE_HOME to a folder that this user can write"
+    with pytest.raises(StartError, match="cannot make the folder /dev/null/reverse-proxy: Not a directory" + remedy):
+        quickstart.make_private_folder("/dev/null/reverse-proxy")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # the test may run as root, to whom all is allowed
+    with pytest.raises(StartError, match=f"{tmp_path} cannot be written by user {os.geteuid()}{remedy}"):
+        quickstart.make_private_folder(str(tmp_path))
 
 
 def serve(**changed: object) -> object:
