@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 from urllib.parse import urlencode
 
@@ -39,7 +39,7 @@ from proxy.master.tables import show_budget, show_level, show_why
 from proxy.master.upgrade import Handover, take_over
 from proxy.observe.blackbox import folder_of
 from proxy.observe.record import LEVELS
-from proxy.usage import require_command_first
+from proxy.usage import require_command_first, require_known_options
 from proxy.worker.main import run_worker
 
 PROGRAM = "reverse-proxy"
@@ -95,11 +95,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser, commands = _parser()
     require_command_first(PROGRAM, commands, arguments)
+    if arguments and arguments[0] in commands:
+        command = commands[arguments[0]]
+        require_known_options(arguments[0], _option_names(command), command.format_usage(), arguments[1:])
     return parser.parse_args(arguments)
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
-    """The parser, and the names of the commands."""
+def _option_names(parser: argparse.ArgumentParser) -> set[str]:
+    # argparse shows them nowhere else.
+    return set(parser._option_string_actions)
+
+
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and those of the commands by name."""
     parser = argparse.ArgumentParser(prog=PROGRAM, description="A TLS-terminating reverse proxy.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -71,6 +71,12 @@ def test_version() -> None:
         ((), "COMMAND"),
         (("dance",), "unknown command 'dance': reverse-proxy COMMAND [OPTIONS], with one of run, check, "),
         (("chekc",), "unknown command 'chekc': did you mean check?"),
+        (("start",), "unknown command 'start': did you mean run?\n"),
+        (("check", "--cofig", "x"), "unknown option --cofig of check: did you mean --config?\nusage: "),
+        (("check", "--config", "x", "--jsno"), "unknown option --jsno of check: did you mean --json?\nusage: "),
+        (("check", "-config=x"), "unknown option -config of check: did you mean --config?\nusage: "),
+        (("stop", "--at-once"), "unknown option --at-once of stop: stop has --config, --help, --socket, -h\nusage: "),
+        (("demo", "--port", "-1"), "'-1' is not a port"),
         (("--config", "a.toml"), "found --config where the command belongs"),
         (
             ("--config", "my proxy.toml", "check", "--json"),
@@ -389,6 +395,8 @@ def test_status_without_an_instance_says_where_it_looked(tmp_path: Path) -> None
     refused(cli("status", "--socket", str(path)), 1, "no instance answers", str(path))
     path.write_text("a file")
     refused(cli("status", "--socket", str(path)), 1, f"{path} (it is no socket but another kind of file)")
+    long = str(tmp_path / ("s" * 200))
+    refused(cli("status", "--socket", long), 1, f"{long} (the path of a socket has at most 107 bytes)")
 
 
 def test_the_health_listener(appliance: StartAppliance) -> None:
