@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from proxy.errors import ConfigError
 
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 _SHOWN_CHARS: Final = 60
+_WRITER_WAIT_MS: Final = 1000
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _UTF16_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 _POSITION: Final = re.compile(r" \(at (?:line ([0-9]+), column ([0-9]+)|end of document)\)$")
@@ -59,8 +62,12 @@ class ConfigFile:
 def load_settings(path: str) -> Settings:
     """Read the configuration file ``path``. Raises ``ConfigError`` with all errors, one a line."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
+        # Without waiting: opening a FIFO would last until somebody writes to it.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            is_fifo = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
+            first = _first_of_fifo(file.fileno(), path) if is_fifo else b""
+            os.set_blocking(file.fileno(), True)
+            data = first + file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{printable(path)}: there is no such file; name the configuration with --config") from None
     except IsADirectoryError:
@@ -77,6 +84,25 @@ def load_settings(path: str) -> Settings:
     return load_text(_decoded(data, path), file=path, base_dir=os.path.dirname(os.path.abspath(path)))
 
 
+def _first_of_fifo(pipe: int, path: str) -> bytes:
+    """What comes first from ``pipe``, which is non-blocking; nothing where a writer has not begun, or has ended.
+
+    The writer of a shell's pipe is there before the command, that of a named one may come at the same time. Raises
+    ``ConfigError`` when there is none after a moment.
+    """
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    if waiting.poll(_WRITER_WAIT_MS):
+        return b""
+    try:
+        first = os.read(pipe, 1)
+    except BlockingIOError:  # there is one, with nothing to read yet
+        return b""
+    if not first:
+        raise ConfigError(f"{printable(path)}: found a FIFO that nobody writes to; wanted a TOML file")
+    return first
+
+
 def admin_socket_in(path: str) -> str:
     """Where the instance of the configuration file ``path`` can be asked, also when the file has other faults.
 
@@ -85,6 +111,8 @@ def admin_socket_in(path: str) -> str:
     try:
         return load_settings(path).admin.socket
     except ConfigError:
+        if not os.path.isfile(path):  # a pipe has been read to its end
+            raise
         try:
             with open(path, "rb") as file:
                 found = tomllib.load(file)["admin"]["socket"]

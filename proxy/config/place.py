@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 
 from proxy.config.locate import Loc, key_lines, line_of
@@ -59,8 +60,9 @@ def place_of(error: OperatorError, path: str) -> str:
     if not error.key:
         return ""
     line = None
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-        line = line_of(key_lines(file.read()), error.key)
+    if os.path.isfile(path):  # a pipe has been read to its end, and opening it again may wait for ever
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            line = line_of(key_lines(file.read()), error.key)
     where = printable(path) if line is None else f"{printable(path)}:{line}"
     name = _dotted(error.key)
     return f"{where}: " if str(error).startswith(name) else f"{where}: {name}: "

@@ -220,6 +220,29 @@ def test_a_file_in_place_of_the_admin_socket_is_refused_and_kept(config: Callabl
     assert precious.read_text() == "precious"
 
 
+def test_a_fifo_that_nobody_writes_to_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.toml"
+    os.mkfifo(path)
+    for command in ("check", "status"):
+        refused(cli(command, "--config", str(path)), 2, f"{path}: found a FIFO that nobody writes to")
+
+
+@pytest.mark.parametrize("source", ["FIFO", "<(sleep 2; cat FILE)", "<(cat FILE)", "/dev/stdin < FILE", "/dev/stdin"])
+@pytest.mark.parametrize(("connections", "status"), [(10, 0), (90_000, 2)])
+def test_a_configuration_may_come_through_a_pipe(
+    config: Callable[..., str], tmp_path: Path, source: str, connections: int, status: int
+) -> None:
+    path = config(max_connections=connections)
+    os.mkfifo(tmp_path / "pipe")
+    command = f"cat FILE | {sys.executable} -m proxy check --nofile 4096 --config {source}"
+    if source == "FIFO":
+        command = f"cat FILE > FIFO & {command}"
+    command = command.replace("FILE", path).replace("FIFO", str(tmp_path / "pipe"))
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30)
+    assert result.returncode == status, result
+    assert ("max_connections = 90000 needs" in result.stderr) == (status == 2), result
+
+
 def test_a_failed_check_prints_no_empty_line(config: Callable[..., str]) -> None:
     result = cli("check", "--config", config(listeners="0.0.0.0:443"))
     assert result.stdout == ""
