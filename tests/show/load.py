@@ -11,11 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect as connect_websocket
 
+from tests.harness.websocket import WebSocket
 from tests.harness.wire import Wire
 from tests.show.upstream import DOWNLOAD_BYTES, UPLOAD_BYTES, pattern
 
@@ -284,12 +283,11 @@ class Clients:
             _must(wire.read_response("PUT").body == digest.hexdigest().encode())
 
     def _websocket(self, raw: socket.socket, one: Long, pace: Pace) -> None:
-        options: dict[str, Any] = {"proxy": None, "ssl": self._context, "server_hostname": "localhost"}
-        with connect_websocket("wss://localhost/ws", sock=raw, open_timeout=CLIENT_TIMEOUT_SECS, **options) as peer:
+        with WebSocket(raw, self._context, timeout_secs=CLIENT_TIMEOUT_SECS) as peer:
             while not pace.is_over:
                 text = f"message {one.done_bytes}"
                 peer.send(text)
-                _must(peer.recv(CLIENT_TIMEOUT_SECS) == text)
+                _must(peer.recv() == text)
                 one.done_bytes += len(text)
                 time.sleep(WEBSOCKET_PAUSE_SECS)
 
