@@ -147,8 +147,7 @@ async def _serve(context: ControlContext) -> None:
         serve()
     context.cells[counters.READY] = 1
     await stop.wait()
-    for endpoint in endpoints:
-        await endpoint.stop()
+    await asyncio.gather(*(endpoint.stop() for endpoint in endpoints))
     reporter.detach()
     log.close(CLOSE_SECS)
 

@@ -27,6 +27,8 @@ from proxy.observe.events import Reporter
 CONNECTION_SECS = 10.0
 LAST_ANSWER_SHARE = 0.5
 """An answer later than this share of its connection's time says ``Connection: close``."""
+LAST_REQUEST_SECS = 1.0
+"""Who is connected when somebody else has taken over may ask once more for so long after the end was ordered."""
 MAX_HEAD_BYTES = 8192
 _RECEIVE_BYTES = 8192
 _PEER = struct.Struct("3i")
@@ -118,6 +120,9 @@ class Endpoint:
         """Accept nothing more and end the connections there are."""
         if not self._retired:
             self._accept.stop()
+        elif self._tasks:
+            # An old generation without clients ends at once, and a request may be on its way that would meet a reset.
+            await asyncio.wait(self._tasks, timeout=LAST_REQUEST_SECS)
         for task in self._tasks:
             task.cancel()
         if self._tasks:

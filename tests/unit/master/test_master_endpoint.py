@@ -31,6 +31,11 @@ def broken() -> Answer:
 
 def play(scene: Callable[[int], Awaitable[None]], *, max_connections: int = 4) -> Recorder:
     """Runs ``scene`` (given the port) beside an endpoint; afterwards no connection of it is left."""
+    return play_with(lambda port, _: scene(port), max_connections=max_connections)
+
+
+def play_with(scene: Callable[[int, Endpoint], Awaitable[None]], *, max_connections: int = 4) -> Recorder:
+    """The same with the endpoint, for a scene that ends it."""
     reporter = Recorder()
 
     async def run() -> None:
@@ -47,7 +52,7 @@ def play(scene: Callable[[int], Awaitable[None]], *, max_connections: int = 4) -
         served.start()
         try:
             async with asyncio.timeout(20):
-                await scene(listener.getsockname()[1])
+                await scene(listener.getsockname()[1], served)
         finally:
             await served.stop()
             listener.close()
@@ -141,3 +146,27 @@ def test_a_fault_of_ours_ends_one_connection_and_is_reported() -> None:
         assert good.startswith(b"HTTP/1.1 200")
 
     assert play(scene).signatures == ["control.request_failed"]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_who_is_connected_when_it_retires_may_ask_once_more(monkeypatch: pytest.MonkeyPatch, asks: bool) -> None:
+    """An old generation without clients ends at once: a request on its way met a closed connection."""
+    monkeypatch.setattr(module, "LAST_REQUEST_SECS", 5.0 if asks else 0.2)
+
+    async def scene(port: int, served: Endpoint) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        request = b"GET /good HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        writer.write(request)
+        assert b"connection: close" not in (await reader.readuntil(b"fine\n")).lower()
+        served.retire()
+        stopping = asyncio.create_task(served.stop())
+        await asyncio.sleep(0.1)
+        if asks:
+            writer.write(request)
+            assert b"connection: close" in (await reader.readuntil(b"fine\n")).lower()
+        assert await reader.read() == b""
+        await stopping
+        writer.close()
+        await writer.wait_closed()
+
+    play_with(scene)
