@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -25,6 +26,8 @@ from tests.harness.wire import TIMEOUT_SECS, Wire, connect_tcp, connect_tls
 START_TIMEOUT_SECS = 30.0
 STOP_TIMEOUT_SECS = 20.0
 START_ATTEMPTS = 3
+SETTLE_SECS = 1.0
+"""For the event log to say that it has started; some tests' event logs say less."""
 LOOK_TIMEOUT_SECS = 3.0
 """Of one look whether it is ready: a socket that was handed over may have a queue that nobody takes from."""
 EVIDENCE_LINES = 40
@@ -121,6 +124,9 @@ class Appliance:
             ports.release()
             self._spawn()
             if self._becomes_ready():
+                # Until then the end of a process that a test kills would end the start.
+                with contextlib.suppress(AssertionError):
+                    self.supervised(SETTLE_SECS)
                 return
             returncode = self.process.wait(STOP_TIMEOUT_SECS) if self.process else None
             if not ("in use" in self._stderr.read_text() and attempt < START_ATTEMPTS):
@@ -262,6 +268,11 @@ class Appliance:
             return self.health("/readyz", LOOK_TIMEOUT_SECS)[0] == 200
         except (OSError, http.client.HTTPException):
             return False
+
+    def supervised(self, timeout_secs: float = START_TIMEOUT_SECS) -> None:
+        """Returns when the master replaces what dies, which it says in the event log a moment after all are ready."""
+        said = "the master supervises"
+        processes.wait_until(lambda: any("started" in line for line in self.event_lines()), said, timeout_secs)
 
     def status(self) -> Config:
         """The status that the admin socket gives."""

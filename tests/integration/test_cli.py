@@ -443,6 +443,7 @@ def test_readiness_goes_red_when_a_worker_hangs(appliance: StartAppliance) -> No
 
 def test_a_killed_worker_is_replaced_and_it_is_said(appliance: StartAppliance) -> None:
     one = appliance()
+    one.supervised()
     (worker,) = one.workers
     os.kill(worker, signal.SIGKILL)
     wait_until(lambda: one.workers not in ((), (worker,)) and one.ready(), "a new worker is ready")
@@ -456,6 +457,7 @@ def test_a_killed_worker_is_replaced_and_it_is_said(appliance: StartAppliance) -
 
 def test_a_killed_control_process_is_replaced_and_loses_no_port(appliance: StartAppliance) -> None:
     one = appliance()
+    one.supervised()
     control = one.control
     os.kill(control, signal.SIGKILL)
     wait_until(lambda: not alive(control) and one.ready(), "a new control process answers")

@@ -61,10 +61,6 @@ def pids(one: Appliance) -> list[int]:
     return [worker["pid"] for worker in one.status()["workers"]]
 
 
-def supervised(one: Appliance) -> None:
-    wait_until(lambda: any(" started " in line for line in one.event_lines()), "the master supervises")
-
-
 @contextlib.contextmanager
 def reloading(one: Appliance) -> Iterator[Callable[[], Document]]:
     """A reload in a thread of its own; what is yielded waits for the answer."""
@@ -111,7 +107,7 @@ def held(one: Appliance) -> list[int]:
 def test_a_worker_that_dies_while_it_prepares(appliance: StartAppliance, upstream: Callable[..., RawUpstream]) -> None:
     old, new = two(upstream)
     one = appliance({"workers": WORKERS, "sites": sites(old)}, prelude=SLOW_NAMES)
-    supervised(one)
+    one.supervised()
     victim = pids(one)[1]
     rewrite(one, sites=sites(new, "http://slow.example.org:80"))
     os.kill(victim, signal.SIGSTOP)  # so that it has not answered yet, whoever is faster
@@ -133,7 +129,7 @@ def test_a_worker_that_hangs_is_waited_for_in_bounds(
 ) -> None:
     old, new = two(upstream)
     one = appliance({"workers": WORKERS, "sites": sites(old)})
-    supervised(one)
+    one.supervised()
     victim = pids(one)[2]
     before = held(one)
     listeners = one.config["listeners"]
@@ -163,7 +159,7 @@ def test_a_worker_that_follows_a_dead_one_has_the_new_configuration(
 ) -> None:
     old, new = two(upstream)
     one = appliance({"workers": WORKERS, "sites": sites(old)})
-    supervised(one)
+    one.supervised()
     victim = pids(one)[0]
     os.kill(victim, signal.SIGKILL)
     wait_until(lambda: pids(one)[0] != victim, "it is reaped")
@@ -183,7 +179,7 @@ def test_a_worker_that_cannot_switch_is_replaced(
     appliance: StartAppliance, upstream: Callable[..., RawUpstream]
 ) -> None:
     one = appliance({"workers": 2, "max_upstream_connections": 20}, upstream=upstream().url, prelude=FAULTY_SWITCH)
-    supervised(one)
+    one.supervised()
     before = pids(one)
     document = reload(one, max_upstream_connections=6)
     assert [warning for warning in document["warnings"] if "planted" in warning]
