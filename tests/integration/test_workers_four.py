@@ -35,10 +35,6 @@ def held(one: Appliance, key: str = "permits_held") -> list[int]:
     return [worker[key] for worker in workers(one)]
 
 
-def supervised(one: Appliance) -> None:
-    wait_until(lambda: any(" started " in line for line in one.event_lines()), "the master supervises")
-
-
 # -- limits
 
 
@@ -117,7 +113,7 @@ def test_a_killed_workers_queue_is_served_by_its_successor(
     appliance: StartAppliance, upstream: Callable[..., RawUpstream]
 ) -> None:
     one = appliance({"workers": 2, "max_connections": 2}, upstream=upstream().url)
-    supervised(one)
+    one.supervised()
     context = ssl._create_unverified_context()
 
     def ask(raw: socket.socket) -> int:
@@ -182,7 +178,7 @@ def test_sessions_resume_across_workers(
     assert not client.comes(), "it has none yet"
     assert client.part_resumed(60) >= 0.95
     assert sum(requests > 0 for requests in held(one, "requests")) >= 3, "they landed on different workers"
-    supervised(one)
+    one.supervised()
     before = set(one.workers)
     for pid in before:
         os.kill(pid, signal.SIGKILL)
@@ -195,7 +191,7 @@ def test_sessions_outlive_a_certificate(
     appliance: StartAppliance, upstream: Callable[..., RawUpstream], version: ssl.TLSVersion
 ) -> None:
     one = appliance({"workers": WORKERS}, upstream=upstream().url)
-    supervised(one)
+    one.supervised()
     client = Returning(one, version)
     client.comes()
     old = ssl.get_server_certificate(("127.0.0.1", one.port))
